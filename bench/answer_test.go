@@ -2,7 +2,7 @@ package bench
 
 import (
 	"io"
-	"math"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -38,10 +38,6 @@ func TestAnAnswerIsReadAndJudged(t *testing.T) {
 		detail string
 	}{
 		{"three tokens, usage and the end are a good answer", false, token + token + last + counted + done, "", ""},
-		{"the end may lack its newlines", false, token + counted + "data: [DONE]", "", ""},
-		{"lines may end with CR LF", false, strings.ReplaceAll(token+counted+done, "\n", "\r\n"), "", ""},
-		{"comments, ids and names of events are skipped", false, ": ping\n\nevent: x\nid: 7\nretry: 9\n" + token + counted + done, "", ""},
-		{"a space after data: is not needed", false, strings.ReplaceAll(token+counted+done, "data: ", "data:"), "", ""},
 		{"an empty text is a token", false, last + counted + done, "", ""},
 		{"a text that looks like an error is not one", false, `data: {"choices":[{"text":"\"error\": {} \"finish_reason\":\"abort\""}]}` + "\n\n" + counted + done, "", ""},
 		{"an error of null is not one", false, `data: {"choices":[{"text":"a"}],"error":null}` + "\n\n" + counted + done, "", ""},
@@ -97,33 +93,51 @@ func TestAnAnswerIsTimedByItsChunksOfOutput(t *testing.T) {
 	}
 }
 
-// A stream gives the same answer in pieces of any size, except for the times.
-func FuzzAnswer(f *testing.F) {
-	f.Add(token+last+counted+done, uint8(3), false)
-	f.Add(roleOnly+said+counted+done, uint8(50), true)
-	f.Add(`data: {"error":{"message":"x"}}`+"\r\n\r\n"+done, uint8(1), false)
-	f.Fuzz(func(t *testing.T, text string, size uint8, chat bool) {
-		whole, pieces := &answer{chat: chat, itl: true, want: 3}, &answer{chat: chat, itl: true, want: 3}
-		readWhole(whole, text, len(text)+1)
-		readWhole(pieces, text, int(size)+1)
-		if whole.failure != pieces.failure || whole.done != pieces.done || len(whole.gaps) != len(pieces.gaps) {
-			t.Errorf("read at once: %q, %v, %d gaps; in pieces: %q, %v, %d", whole.failure, whole.done, len(whole.gaps), pieces.failure, pieces.done, len(pieces.gaps))
+// A stream gives the same answer, text included, wherever it is cut into pieces. All bytes arrive at one time here, so the
+// times must agree too. Memory is bounded, however long the lines are.
+func FuzzAnswerCutAnywhere(f *testing.F) {
+	f.Add([]byte(token+last+counted+done), []byte{1, 7, 0, 200}, false)
+	f.Add([]byte(strings.ReplaceAll(roleOnly+said+counted+done, "\n", "\r\n")), []byte{3}, true)
+	f.Add([]byte(": ping\n\n"+token+": \xff\xfe\n\ndata: {\"choices\":[{\"text\":\"\xff\"}]}\n\n"+counted+done), []byte{2, 9}, false)
+	f.Add([]byte("data: {"+strings.Repeat("x", maxLine+10)), []byte{255}, false)
+	f.Add([]byte("\ufeffdata\rdata: {\rdata:}\r\r\nid\nfoo: bar\n"+strings.ReplaceAll(token+counted+done, "\n", "\r")), []byte{0, 4}, false)
+	f.Add([]byte(`data: {"error":{"message":"x"}}`+"\r\n\r\n"+done), []byte{1}, false)
+	f.Add([]byte("\r\n\r\r\ndata:\n\ndata: \ndata: {}\n\ndata: [DONE] \r"), []byte{0}, true)
+	f.Fuzz(func(t *testing.T, text, cuts []byte, chat bool) {
+		const at = time.Second
+		read := func(cut func(left []byte) int) *answer {
+			a := &answer{chat: chat, itl: true, keep: true, want: 3}
+			for left := text; len(left) > 0; {
+				n := cut(left)
+				a.feed(left[:n], at)
+				left = left[n:]
+			}
+			if held := cap(a.rest) + cap(a.data); held > 8*maxLine+len(text) {
+				t.Fatalf("the answer holds %d bytes of a stream of %d", held, len(text))
+			}
+			a.finish(io.EOF, at)
+			a.judge()
+			a.lines = lines{}
+			return a
 		}
-		if whole.failure == "" && (whole.usage == nil || whole.usage.CompletionTokens != 3 || whole.first == 0) {
+		whole := read(func(left []byte) int { return len(left) })
+		i := 0
+		pieces := read(func(left []byte) int {
+			n := len(left)
+			if len(cuts) > 0 {
+				n = min(n, 1+int(cuts[i%len(cuts)])*(1+len(text)/4096)) // a giant line must not make too many pieces
+				i++
+			}
+			return n
+		})
+		if strings.Contains(whole.detail+pieces.detail, "has more than") {
+			return // whether a line is too long depends on the pieces
+		}
+		if whole.failure == "" && (whole.usage == nil || whole.usage.CompletionTokens != whole.want || whole.first == 0) {
 			t.Errorf("%q counts as an answer of 3 tokens", text)
 		}
+		if !reflect.DeepEqual(whole, pieces) {
+			t.Errorf("whole: %+v\nin pieces: %+v", whole, pieces)
+		}
 	})
-}
-
-func BenchmarkAnswer(b *testing.B) {
-	chunk := []byte(token)
-	a := &answer{want: math.MaxInt - spareChunks} // otherwise the answer soon fails for its length
-	b.SetBytes(int64(len(chunk)))
-	b.ReportAllocs()
-	for b.Loop() {
-		a.feed(chunk, 1)
-	}
-	if a.failure != "" {
-		b.Fatal(a.detail)
-	}
 }

@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -84,51 +85,39 @@ func (f *runState) compose(a workload.Arrival, scratch []byte) (wire, body []byt
 	const rest = 96 // bytes for the id and the length
 	wire = make([]byte, 0, len(f.head)+len(body)+rest)
 	wire = append(wire, f.head...)
-	wire = append(wire, "X-Request-Id: "...)
-	wire = append(wire, f.id...)
-	wire = append(wire, a.Phase.String()...)
-	wire = append(wire, '-')
-	wire = strconv.AppendInt(wire, int64(a.Index), 10)
+	wire = fmt.Appendf(wire, "X-Request-Id: %s%s-%d", f.id, a.Phase, a.Index)
 	if a.Request.Turn > 1 {
-		wire = append(wire, '-')
-		wire = strconv.AppendInt(wire, int64(a.Request.Turn), 10)
+		wire = fmt.Appendf(wire, "-%d", a.Request.Turn)
 	}
-	wire = append(wire, "\r\nContent-Length: "...)
-	wire = strconv.AppendInt(wire, int64(len(body)), 10)
-	wire = append(wire, "\r\n\r\n"...)
+	wire = fmt.Appendf(wire, "\r\nContent-Length: %d\r\n\r\n", len(body))
 	return append(wire, body...), body, nil
 }
 
 // requestHead returns the beginning of every request, up to its id.
 func (c *Client) requestHead(host, path string) []byte {
-	header := c.Header.Clone()
-	if header == nil {
-		header = make(http.Header)
+	header := c.header()
+	for key, value := range map[string]string{"Host": host, "User-Agent": "tuner"} {
+		if header.Get(key) == "" {
+			header.Set(key, value)
+		}
 	}
-	if header.Get("Host") == "" {
-		header.Set("Host", host)
-	}
-	for key, value := range map[string]string{
-		"Content-Type": "application/json", "Accept": "text/event-stream", "Accept-Encoding": "identity",
-	} {
-		header.Set(key, value)
-	}
-	if header.Get("User-Agent") == "" {
-		header.Set("User-Agent", "tuner")
+	header.Set("Content-Type", "application/json")
+	header.Set("Accept", "text/event-stream")
+	header.Set("Accept-Encoding", "identity")
+	var b bytes.Buffer
+	b.WriteString("POST " + path + " HTTP/1.1\r\n")
+	_ = header.Write(&b) // a buffer never fails
+	return b.Bytes()
+}
+
+// header returns the header of each request, without what depends on its body.
+func (c *Client) header() http.Header {
+	header := make(http.Header)
+	for name, values := range c.Header {
+		header[http.CanonicalHeaderKey(name)] = values
 	}
 	if c.APIKey != "" {
 		header.Set("Authorization", "Bearer "+string(c.APIKey))
 	}
-	var b writer
-	b = append(b, "POST "+path+" HTTP/1.1\r\n"...)
-	_ = header.Write(&b) // a writer never fails
-	return b
-}
-
-// A writer appends to a slice.
-type writer []byte
-
-func (w *writer) Write(b []byte) (int, error) {
-	*w = append(*w, b...)
-	return len(b), nil
+	return header
 }

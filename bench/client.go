@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -176,11 +177,9 @@ func (c *Client) newRun(ctx context.Context, end context.CancelCauseFunc) (*runS
 		head: c.requestHead(base.Host, path), id: fmt.Sprintf("tuner-%08x-", rand.Uint32()),
 		pool: newPool(c.dialer(base)),
 	}
-	f.client.IdleTimeout = orDefault(c.IdleTimeout, defaultIdleTimeout)
-	f.client.RunLimit = orDefault(c.RunLimit, defaultRunLimit)
-	if c.MaxSamples <= 0 {
-		f.client.MaxSamples = defaultMaxSamples
-	}
+	f.client.IdleTimeout = cmp.Or(max(0, c.IdleTimeout), defaultIdleTimeout)
+	f.client.RunLimit = cmp.Or(max(0, c.RunLimit), defaultRunLimit)
+	f.client.MaxSamples = cmp.Or(max(0, c.MaxSamples), defaultMaxSamples)
 	if c.MaxInFlight > 0 {
 		f.slots = make(chan time.Duration, c.MaxInFlight)
 		for range c.MaxInFlight {
@@ -208,11 +207,4 @@ func (c *Client) target() (*url.URL, string, error) {
 		return nil, "", fmt.Errorf("unknown endpoint %q: use %s or %s", c.Endpoint, workload.Completions, workload.Chat)
 	}
 	return base, strings.TrimRight(base.EscapedPath(), "/") + "/" + path, nil
-}
-
-func orDefault(d, otherwise time.Duration) time.Duration {
-	if d <= 0 {
-		return otherwise
-	}
-	return d
 }

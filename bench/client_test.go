@@ -5,13 +5,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -245,9 +242,9 @@ func TestTheKeyIsSentAndNeverShown(t *testing.T) {
 	}
 }
 
+// A run leaves no goroutine and no connection behind. For each connection the test server has a goroutine.
 func TestARunLeavesNothingBehind(t *testing.T) {
-	var open sync.Map
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	c, _ := loopback(t, func(w http.ResponseWriter, r *http.Request) {
 		s, q := begin(t, w, r)
 		if q.MaxTokens == 500 { // a request of the run-out lasts until the client withdraws it
 			s.token()
@@ -255,17 +252,7 @@ func TestARunLeavesNothingBehind(t *testing.T) {
 			return
 		}
 		s.answer(q.MaxTokens, time.Millisecond, time.Millisecond)
-	}))
-	server.Config.ConnState = func(conn net.Conn, state http.ConnState) {
-		if state == http.StateClosed {
-			open.Delete(conn)
-			return
-		}
-		open.Store(conn, state)
-	}
-	server.Start()
-	defer server.Close()
-	c := &Client{URL: server.URL, Model: "tiny"}
+	})
 	before := runtime.NumGoroutine()
 	schedule := join(requests(workload.Window, 50, 0, 2*time.Millisecond, ask(5)), requests(workload.RunOut, 1<<30, 100*time.Millisecond, 5*time.Millisecond, ask(500)))
 	run, err := c.Run(t.Context(), schedule, nil)
@@ -277,14 +264,26 @@ func TestARunLeavesNothingBehind(t *testing.T) {
 			t.Errorf("sample %+v, want success", s)
 		}
 	}
-	deadline := time.Now().Add(30 * time.Second)
-	for left := 1; left > 0; {
-		left = max(0, runtime.NumGoroutine()-before)
-		open.Range(func(any, any) bool { left++; return true })
-		if left > 0 && time.Now().After(deadline) {
-			stacks := make([]byte, 1<<16)
-			t.Fatalf("%d goroutines and connections are left after 30 s:\n%s", left, stacks[:runtime.Stack(stacks, true)])
+	waitForGoroutines(t, before)
+}
+
+func TestAServerThatIsGoneRefuses(t *testing.T) {
+	c, server := loopback(t, nil)
+	server.Close()
+	run, err := c.Run(t.Context(), requests(workload.Window, 20, 0, time.Millisecond, ask(3)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	details := 0
+	for _, s := range run.Samples {
+		if s.Failure != Refused {
+			t.Errorf("sample %+v, want %q", s, Refused)
 		}
-		time.Sleep(5 * time.Millisecond)
+		if s.Detail != "" {
+			details++
+		}
+	}
+	if details != maxDetails {
+		t.Errorf("%d failures have a text, want the first %d", details, maxDetails)
 	}
 }

@@ -26,6 +26,7 @@ func TestALegalEventStreamIsUnderstood(t *testing.T) {
 		{"an object over several lines of data", each(`,"choices"`, ",\ndata: \"choices\"")},
 		{"an object over many lines of data", each(`{`, "{\ndata:")},
 		{"space around objects and [DONE]", each("\n\n", " \t\n\n")},
+		{"no space before objects and [DONE]", each("data: ", "data:")},
 		{"two spaces before objects and [DONE]", each("data: ", "data:  ")},
 		{"space within objects", strings.NewReplacer(`":`, "\" :\t", `[{`, "[ {").Replace(all)},
 		{"further empty lines", each("\n\n", "\n\n\n\n")},

@@ -22,7 +22,7 @@ type Measurement struct {
 	ReadLag  Stats    `json:"read_lag_ms,omitzero"` // Sample.ReadLag of the completed requests
 	Queue    Stats    `json:"queue_ms,omitzero"`    // waits for a slot, of the completed requests; empty if none waited. TTFT and E2E contain them, vLLM's do not
 	Connect  Stats    `json:"connect_ms,omitzero"`  // time to connect, of the requests that needed a new connection
-	Exact    bool     `json:"exact"`                // percentiles are exact; those of a sketch are within 0.5 %
+	Exact    bool     `json:"exact"`                // percentiles are exact; a sketch gives them within 0.5 %
 	Lateness Lateness `json:"lateness,omitzero"`    // delays in the client itself
 
 	Over    []OverLimit `json:"over,omitempty"`            // one for each limit, in the order of the limits

@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 )
 
@@ -185,11 +187,7 @@ func (p *pool) drop(c *conn) {
 func (p *pool) snapshot() []*conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	all := make([]*conn, 0, len(p.all))
-	for c := range p.all {
-		all = append(all, c)
-	}
-	return all
+	return slices.Collect(maps.Keys(p.all))
 }
 
 // retire closes the connections that have been idle for too long.
@@ -217,18 +215,15 @@ func (p *pool) retire() {
 
 // fill opens n idle connections. It drops errors, because the first request meets the same error and reports it.
 func (p *pool) fill(ctx context.Context, n int) {
-	const atOnce = 16
-	var openers sync.WaitGroup
-	for i := range min(n, atOnce) {
-		openers.Go(func() {
-			for range (n - i + atOnce - 1) / atOnce {
-				if _, err := p.open(ctx, true); err != nil {
-					return
-				}
-			}
+	openers, ctx := errgroup.WithContext(ctx)
+	openers.SetLimit(16)
+	for range n {
+		openers.Go(func() error {
+			_, err := p.open(ctx, true)
+			return err
 		})
 	}
-	openers.Wait()
+	_ = openers.Wait()
 }
 
 // keepFilled opens connections whenever few are idle, until ctx ends.

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -152,18 +153,15 @@ func (c *Client) models(ctx context.Context) (Info, error) {
 // quoted lists names for a message.
 func quoted(names []string) string {
 	const most = 8
-	var text strings.Builder
-	for i, name := range names {
-		if i == most {
-			fmt.Fprintf(&text, " and %d more", len(names)-most)
-			break
-		}
-		if i > 0 {
-			text.WriteString(", ")
-		}
-		fmt.Fprintf(&text, "%q", firstLine(name))
+	var first []string
+	for _, name := range names[:min(most, len(names))] {
+		first = append(first, strconv.Quote(firstLine(name)))
 	}
-	return text.String()
+	text := strings.Join(first, ", ")
+	if more := len(names) - most; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return text
 }
 
 // snippet quotes the beginning of a server's answer for a message.
@@ -188,17 +186,12 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (
 	if err != nil {
 		return 0, nil, fmt.Errorf("server URL: %w", err)
 	}
-	for name, values := range c.Header {
-		request.Header[http.CanonicalHeaderKey(name)] = values
-	}
+	request.Header = c.header()
 	if host := request.Header.Get("Host"); host != "" {
 		request.Host = host
 	}
 	if body != nil {
 		request.Header.Set("Content-Type", "application/json")
-	}
-	if c.APIKey != "" {
-		request.Header.Set("Authorization", "Bearer "+string(c.APIKey))
 	}
 	transport := &http.Transport{TLSClientConfig: c.TLS.Clone(), DisableKeepAlives: true}
 	if c.Proxy != nil {

@@ -114,30 +114,17 @@ func (r *reply) readHead(b []byte) (rest []byte, err error) {
 
 // cutLine returns the next line without its end, or nil if the line is incomplete.
 func (r *reply) cutLine(b []byte) (line, rest []byte, err error) {
-	before, after, ok := bytes.Cut(b, []byte{'\n'})
-	if !ok {
-		r.line = append(r.line, b...)
-		if len(r.line) > maxSizeLine {
-			return nil, nil, fmt.Errorf("a line of more than %d bytes between chunks", maxSizeLine)
-		}
-		return nil, nil, nil
-	}
-	line = before
-	if len(r.line) > 0 {
-		r.line = append(r.line, line...)
-		line = r.line
-		r.line = r.line[:0]
-	}
-	if len(line) > maxSizeLine {
+	before, rest, ended := bytes.Cut(b, []byte{'\n'})
+	r.line = append(r.line, before...)
+	if len(r.line) > maxSizeLine {
 		return nil, nil, fmt.Errorf("a line of more than %d bytes between chunks", maxSizeLine)
 	}
-	if len(line) > 0 && line[len(line)-1] == '\r' {
-		line = line[:len(line)-1]
+	if !ended {
+		return nil, nil, nil
 	}
-	if line == nil {
-		line = []byte{}
-	}
-	return line, after, nil
+	line = bytes.TrimSuffix(r.line, []byte{'\r'}) // not nil, because r.line has held the head
+	r.line = r.line[:0]
+	return line, rest, nil
 }
 
 // readLine reads a line between chunks.

@@ -52,26 +52,6 @@ func TestAReplyEndsWhereTheResponseEnds(t *testing.T) {
 	}
 }
 
-func TestABadReplyIsRefused(t *testing.T) {
-	const chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-	tests := []struct{ name, text, want string }{
-		{"another protocol", "SSH-2.0-OpenSSH_9.2\r\n\r\n", "not an HTTP response"},
-		{"a head without an end", "HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", maxHead), "the head of the response has more than"},
-		{"a size that is not a number", chunked + "xyz\r\n", `chunk size "xyz" is not a number`},
-		{"a size below zero", chunked + "-1\r\n", `chunk size "-1" is not a number`},
-		{"a size of more than 64 bits", chunked + "fffffffffffffffff\r\n", "is not a number"},
-		{"a size that never ends", chunked + strings.Repeat("0", maxSizeLine+1), "a line of more than"},
-		{"a chunk that is longer than its size", chunked + "1\r\nabc\r\n", `"bc" follows a chunk`},
-	}
-	for _, test := range tests {
-		for _, n := range []int{1, 1 << 20} {
-			if _, _, _, err := readReply(test.text, n); err == nil || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("%s, in pieces of %d: error %v, want %q", test.name, n, err, test.want)
-			}
-		}
-	}
-}
-
 // A reply reads a response like net/http does, in pieces of any size.
 func FuzzReply(f *testing.F) {
 	for _, text := range []string{

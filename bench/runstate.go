@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -27,7 +28,6 @@ type runState struct {
 	run     Run
 	pending int  // counted requests and live conversations that have not ended
 	runOut  bool // the first request of the run-out is due
-	details int  // counted requests that failed
 	gauge   gauge
 	gaps    int   // times between tokens in all samples
 	free    []int // indexes of samples that moved to the tally
@@ -236,7 +236,7 @@ func (f *runState) record(x *exchange) {
 	f.pool.release()
 	follows := f.follow(x)
 	if f.slots != nil && !follows {
-		f.slots <- f.freedAt(x)
+		f.slots <- cmp.Or(x.sample.End, f.now()) // a withdrawn request has no End
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -248,15 +248,13 @@ func (f *runState) record(x *exchange) {
 		f.noteUncounted(s)
 		return
 	}
-	if s.Failure != "" {
-		if f.details++; f.details > maxDetails {
-			s.Detail = ""
-		}
-	}
-	f.run.Samples[x.at] = *s
 	if s.End > 0 {
 		f.gauge.end(s)
 	}
+	if f.gauge.failed > maxDetails {
+		s.Detail = ""
+	}
+	f.run.Samples[x.at] = *s
 	f.gaps += len(s.Gaps)
 	f.sum(x.at)
 	if follows {
@@ -265,14 +263,6 @@ func (f *runState) record(x *exchange) {
 	if f.pending--; f.pending == 0 && f.runOut {
 		f.finish(errEnough)
 	}
-}
-
-// freedAt returns when a request left its slot in a closed loop.
-func (f *runState) freedAt(x *exchange) time.Duration {
-	if x.sample.End > 0 {
-		return x.sample.End
-	}
-	return f.now()
 }
 
 func (f *runState) noteUncounted(s *Sample) {

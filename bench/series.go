@@ -88,13 +88,11 @@ func (s Series) Close() {
 	}
 }
 
-// between sums up the seconds that lie wholly between two times, and returns their number.
+// between sums up Ended and Chunks of the seconds that lie wholly between two times, and returns their number.
 func (s Series) between(from, to time.Duration) (sum Second, n int) {
 	first, end := int(math.Ceil(from.Seconds())), min(second(to), len(s))
 	for i := max(first, 0); i < end; i++ {
-		sum.Sent += s[i].Sent
 		sum.Ended += s[i].Ended
-		sum.Failed += s[i].Failed
 		sum.Chunks += s[i].Chunks
 		n++
 	}

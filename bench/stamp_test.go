@@ -14,24 +14,34 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// The time of arrival does not depend on when the client reads the bytes.
-func TestBytesAreTimedByTheirArrival(t *testing.T) {
-	defer awaitStamps()()
+// accepting returns the address of a listener, and a function that accepts a connection.
+func accepting(t *testing.T) (address string, accept func() net.Conn) {
+	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer listener.Close()
-	here, err := new(net.Dialer).DialContext(t.Context(), "tcp", listener.Addr().String())
+	t.Cleanup(func() { listener.Close() })
+	return listener.Addr().String(), func() net.Conn {
+		conn, err := listener.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { conn.Close() })
+		return conn
+	}
+}
+
+// The time of arrival does not depend on when the client reads the bytes.
+func TestBytesAreTimedByTheirArrival(t *testing.T) {
+	defer awaitStamps()()
+	address, accept := accepting(t)
+	here, err := new(net.Dialer).DialContext(t.Context(), "tcp", address)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer here.Close()
-	there, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer there.Close()
+	there := accept()
 	s, err := newStamped(here.(*net.TCPConn))
 	if err != nil {
 		t.Fatal(err)
@@ -113,21 +123,8 @@ func TestLatenessIsRead(t *testing.T) {
 
 // A server that reads a long request slowly does not delay other requests.
 func TestALongRequestIsSentAsTheServerReadsIt(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	c := &Client{}
-	there := make(chan net.Conn, 1)
-	go func() {
-		conn, err := listener.Accept()
-		if err == nil {
-			there <- conn
-		}
-		close(there)
-	}()
-	opened, err := c.open(t.Context(), new(net.Dialer).DialContext, listener.Addr().String(), nil)
+	address, accept := accepting(t)
+	opened, err := new(Client).open(t.Context(), new(net.Dialer).DialContext, address, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -145,11 +142,7 @@ func TestALongRequestIsSentAsTheServerReadsIt(t *testing.T) {
 	if !opened.begin(x) { // the test server does not read yet, so a begin that waits for it hangs
 		t.Fatal("the new connection is closed")
 	}
-	conn := <-there
-	if conn == nil {
-		t.Fatal("the server accepted no connection")
-	}
-	defer conn.Close()
+	conn := accept()
 	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
 		t.Fatal(err)
 	}

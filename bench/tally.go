@@ -106,6 +106,22 @@ func (l Limit) over(s *Sample, rules Rules) bool {
 	return rules.e2e(s) > l.Max
 }
 
+// Overdue reports whether a pending request must end over the limit or fail: even if its last pinned token came now, the
+// answer would be over. It is false if all tokens have come and only the end is missing.
+func (l Limit) Overdue(s *Sample, now time.Duration) bool {
+	served := s.WantTokens > 0 && s.Chunks >= s.WantTokens
+	switch l.Metric {
+	case MetricTTFT:
+		if s.First > 0 {
+			return s.TTFT() > l.Max
+		}
+		return now-s.Due > l.Max
+	case MetricTPOT:
+		return s.First > 0 && s.WantTokens > 1 && !served && (now-s.First)/time.Duration(s.WantTokens-1) > l.Max
+	}
+	return now-s.Due > l.Max && !served
+}
+
 // A Tally sums up requests without keeping them. Its memory grows by a few bytes a second and does not depend on the
 // number of requests. All figures are exact except percentiles, which are within 0.5 %, and PeakInFlight, which is exact
 // unless the request that started first ended after 8,192 others.
@@ -149,7 +165,7 @@ func newExactTally(rules Rules, limits []Limit) *Tally {
 	if rules == "" {
 		rules = Rules033
 	}
-	t := &Tally{rules: rules, exact: true}
+	t := &Tally{rules: rules, exact: true, roles: make(map[int]int)}
 	for _, limit := range limits {
 		t.over = append(t.over, OverLimit{Limit: limit})
 	}
@@ -171,7 +187,7 @@ func (t *Tally) Add(s *Sample) {
 		t.connect.add(milliseconds(s.Connected - s.Sent))
 	}
 	if t.rules == Rules0141 && s.Role {
-		t.role(second(s.Opened))
+		t.roles[second(s.Opened)]++
 	}
 	if s.OK() || s.Failure == WrongLength {
 		t.total.planned += s.WantTokens
@@ -183,13 +199,6 @@ func (t *Tally) Add(s *Sample) {
 	case s.End > 0:
 		t.complete(s)
 	}
-}
-
-func (t *Tally) role(second int) {
-	if t.roles == nil {
-		t.roles = make(map[int]int)
-	}
-	t.roles[second]++
 }
 
 // series adds the role chunks to the chunks with output, if the rules count them.

@@ -155,32 +155,24 @@ func TestAWarmTallyDoesNotAllocate(t *testing.T) {
 }
 
 func BenchmarkTallyAdd(b *testing.B) {
-	samples := manySamples(1000, 3)
-	for i := range samples {
-		samples[i].Gaps = nil
+	with, without := manySamples(1000, 3), manySamples(1000, 3)
+	for i := range without {
+		without[i].Gaps = nil
 	}
-	tally := newTally(Rules033, allLimits)
-	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
-		tally.Add(&samples[i%len(samples)])
-		i++
+	for name, samples := range map[string][]Sample{"with gaps": with, "without gaps": without} {
+		b.Run(name, func(b *testing.B) {
+			tally, i, gaps := newTally(Rules033, allLimits), 0, 0
+			b.ReportAllocs()
+			for b.Loop() {
+				s := &samples[i%len(samples)]
+				tally.Add(s)
+				gaps += len(s.Gaps)
+				i++
+			}
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "req/s")
+			b.ReportMetric(float64(gaps)/b.Elapsed().Seconds(), "gaps/s")
+		})
 	}
-	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "req/s")
-}
-
-func BenchmarkTallyAddGaps(b *testing.B) {
-	samples, gaps := manySamples(1000, 3), 0
-	tally := newTally(Rules033, allLimits)
-	b.ReportAllocs()
-	i := 0
-	for b.Loop() {
-		s := &samples[i%len(samples)]
-		tally.Add(s)
-		gaps += len(s.Gaps)
-		i++
-	}
-	b.ReportMetric(float64(gaps)/b.Elapsed().Seconds(), "tokens/s")
 }
 
 func BenchmarkMeasure(b *testing.B) {
@@ -231,5 +223,34 @@ func TestSketchesCountTheValues(t *testing.T) {
 	}
 	if m := kept.measurement(Scope{}); !reflect.DeepEqual(m.Sketches, Sketches{}) {
 		t.Error("the measurement has sketches without Scope.Sketches")
+	}
+}
+
+func TestAPendingRequestIsOverdueWhenItMustEndOverItsLimit(t *testing.T) {
+	ms := time.Millisecond
+	limits := []Limit{{MetricTTFT, 100 * ms}, {MetricTPOT, 10 * ms}, {MetricE2EL, 1000 * ms}}
+	waiting := Sample{Due: 500 * ms, WantTokens: 11}
+	streaming := func(first time.Duration, chunks int) Sample {
+		return Sample{First: first, WantTokens: 11, Chunks: chunks}
+	}
+	for _, row := range []struct {
+		name   string
+		sample Sample
+		now    time.Duration
+		want   []bool
+	}{
+		{"a waiting one may still keep its limit", waiting, 600 * ms, []bool{false, false, false}},
+		{"a waiting one over its limit", waiting, 601 * ms, []bool{true, false, false}},
+		{"one whose first token was late stays over", streaming(150*ms, 1), 160 * ms, []bool{true, false, false}},
+		{"ten more tokens could still come in time", streaming(50*ms, 1), 150 * ms, []bool{false, false, false}},
+		{"ten more tokens cannot come in time any more", streaming(50*ms, 1), 151 * ms, []bool{false, true, false}},
+		{"one with all its tokens waits for its end", streaming(50*ms, 11), 1500 * ms, []bool{false, false, false}},
+		{"one that must end too late", streaming(50*ms, 1), 1001 * ms, []bool{false, true, true}},
+	} {
+		for i, limit := range limits {
+			if got := limit.Overdue(&row.sample, row.now); got != row.want[i] {
+				t.Errorf("%s: overdue for %s is %t, want %t", row.name, limit.Metric, got, row.want[i])
+			}
+		}
 	}
 }

@@ -26,53 +26,49 @@ func (c *Client) countTokens(ctx context.Context, r *workload.Request) (int, err
 	if r.Tokens != nil {
 		return len(r.Tokens), nil
 	}
-	question := map[string]any{"model": c.Model, "prompt": r.Text}
+	question := map[string]any{"prompt": r.Text}
 	if r.Messages != nil {
-		question = map[string]any{"model": c.Model, "messages": r.Messages}
+		question = map[string]any{"messages": r.Messages}
 	}
-	text, err := json.Marshal(question)
-	if err != nil {
-		return 0, fmt.Errorf("count the tokens of a prompt: %w", err)
-	}
-	status, body, err := c.ask(ctx, http.MethodPost, "/tokenize", bytes.NewReader(text))
-	if err != nil {
-		return 0, fmt.Errorf("count the tokens of a prompt: %w", err)
-	}
-	var answer struct {
-		Count *int `json:"count"`
-	}
-	switch err := json.Unmarshal(body, &answer); {
+	var count int
+	status, err := c.tokenizer(ctx, "/tokenize", question, "count", &count)
+	switch {
 	case status == http.StatusNotFound, status == http.StatusMethodNotAllowed, status == http.StatusNotImplemented:
 		return 0, errNoTokenize
-	case status != http.StatusOK:
-		return 0, fmt.Errorf("count the tokens of a prompt: the server answers %d: %s", status, errorMessage(body))
-	case err != nil || answer.Count == nil:
-		return 0, fmt.Errorf("count the tokens of a prompt: the server answers %s", snippet(body))
+	case err != nil:
+		return 0, fmt.Errorf("count the tokens of a prompt: %w", err)
 	}
-	return *answer.Count, nil
+	return count, nil
 }
 
 // Detokenize returns the text of token ids (POST /detokenize of vLLM, 0.14.1 and 0.33), for load generators that take no
 // ids. Tokenizing that text may give a few tokens more or fewer.
-func (c *Client) Detokenize(ctx context.Context, ids []int32) (string, error) {
-	text, err := json.Marshal(map[string]any{"model": c.Model, "tokens": ids})
-	if err != nil {
+func (c *Client) Detokenize(ctx context.Context, ids []int32) (text string, err error) {
+	if _, err := c.tokenizer(ctx, "/detokenize", map[string]any{"tokens": ids}, "prompt", &text); err != nil {
 		return "", fmt.Errorf("turn token ids into text: %w", err)
 	}
-	status, body, err := c.ask(ctx, http.MethodPost, "/detokenize", bytes.NewReader(text))
+	return text, nil
+}
+
+// tokenizer asks the server's tokenizer a question and decodes one field of its answer.
+func (c *Client) tokenizer(ctx context.Context, path string, question map[string]any, field string, to any) (status int, err error) {
+	question["model"] = c.Model
+	text, err := json.Marshal(question)
 	if err != nil {
-		return "", fmt.Errorf("turn token ids into text: %w", err)
+		return 0, err
 	}
-	var answer struct {
-		Prompt *string `json:"prompt"`
+	status, body, err := c.ask(ctx, http.MethodPost, path, bytes.NewReader(text))
+	switch {
+	case err != nil:
+		return status, err
+	case status != http.StatusOK:
+		return status, fmt.Errorf("the server answers %d: %s", status, errorMessage(body))
 	}
-	if status != http.StatusOK {
-		return "", fmt.Errorf("turn token ids into text: the server answers %d: %s", status, errorMessage(body))
+	var answer map[string]json.RawMessage
+	if json.Unmarshal(body, &answer) != nil || string(answer[field]) == "null" || json.Unmarshal(answer[field], to) != nil {
+		return status, fmt.Errorf("the server answers %s", snippet(body))
 	}
-	if err := json.Unmarshal(body, &answer); err != nil || answer.Prompt == nil {
-		return "", fmt.Errorf("turn token ids into text: the server answers %s", snippet(body))
-	}
-	return *answer.Prompt, nil
+	return status, nil
 }
 
 const (

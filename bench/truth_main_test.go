@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"syscall"
 	"testing"
 	"time"
 
@@ -101,12 +100,12 @@ func beClient() error {
 		return err
 	}
 	client := &bench.Client{URL: l.URL, Model: "tiny", MaxInFlight: l.InFlight, ITL: l.Samples, MaxSamples: l.MaxSamples}
-	before := cpuTime()
+	before := truth.CPUTime()
 	run, err := client.Run(context.Background(), l.schedule(source), nil)
 	if err != nil {
 		return err
 	}
-	result := outcome{CPU: cpuTime() - before, Measurement: bench.Measure(run, bench.Scope{Rate: l.Rate, Start: l.LeadIn})}
+	result := outcome{CPU: truth.CPUTime() - before, Measurement: bench.Measure(run, bench.Scope{Rate: l.Rate, Start: l.LeadIn})}
 	result.Measurement.Series = nil
 	if l.Samples {
 		for _, s := range run.Samples {
@@ -130,13 +129,4 @@ func (l load) schedule(source workload.Source) workload.Schedule {
 			}
 		}
 	}
-}
-
-// cpuTime returns the CPU time of this process, user and system.
-func cpuTime() time.Duration {
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		return 0
-	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

@@ -98,7 +98,7 @@ func (c cost) between(from, to time.Time) time.Duration {
 
 // runChild runs a command to its end and returns its output and its cost. It calls watch, unless that is nil, many times a
 // second with the resident memory in bytes.
-func runChild(ctx context.Context, command *exec.Cmd, watch func(resident int)) ([]byte, cost, error) {
+func runChild(command *exec.Cmd, watch func(resident int)) ([]byte, cost, error) {
 	var out, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &out, &stderr
 	if err := command.Start(); err != nil {
@@ -117,10 +117,6 @@ func runChild(ctx context.Context, command *exec.Cmd, watch func(resident int)) 
 				err = fmt.Errorf("%s: %w: %s", command.Path, err, tail(stderr.Bytes()))
 			}
 			return out.Bytes(), c, err
-		case <-ctx.Done():
-			_ = command.Process.Kill() // fails only if the process has ended
-			<-exited
-			return nil, c, fmt.Errorf("%s: %w", command.Path, context.Cause(ctx))
 		case <-tick.C:
 			c.spent = append(c.spent, spent{time.Now(), cpuOf(command.Process.Pid)})
 			c.memory = max(c.memory, statusOf(command.Process.Pid, "VmHWM:"))
@@ -165,9 +161,9 @@ func cpuOf(pid int) time.Duration {
 // runClient sends a load from a child process.
 func runClient(ctx context.Context, t *testing.T, l load, watch func(resident int)) (outcome, cost, error) {
 	t.Helper()
-	command := exec.Command(os.Args[0])
+	command := exec.CommandContext(ctx, os.Args[0])
 	command.Env = childEnv(t, clientRole, l)
-	text, c, err := runChild(ctx, command, watch)
+	text, c, err := runChild(command, watch)
 	if err != nil {
 		return outcome{}, c, err
 	}

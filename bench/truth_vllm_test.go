@@ -2,7 +2,6 @@ package bench_test
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"math"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"vllmtuner/bench"
 	"vllmtuner/bench/truth"
 )
 
@@ -40,40 +40,26 @@ func installedVLLMs(t *testing.T) []contestant {
 
 func (v *vllmBench) command() string { return filepath.Join(v.dir, "venv/bin/vllm") }
 
-// A vllmResult is the result of vllm bench serve with --save-detailed. Times are in seconds.
-type vllmResult struct {
-	Completed int
-	TTFTs     []float64
-	ITLs      [][]float64
-	Errors    []string
-}
-
 // run measures vllm bench serve on a row.
 func (v *vllmBench) run(ctx context.Context, t *testing.T, r row) figures {
 	t.Helper()
 	requests := r.leadIn() + r.requests()
-	result, c, report := v.measure(ctx, t, r, requests)
+	samples, c, report := v.measure(ctx, t, r, requests)
 	f := figures{Memory: float64(c.memory) / (1 << 20), ServerCPU: perToken(report.CPU, report.Tokens)}
 	known := indexed(report, "")
 	f.CPU = perToken(c.between(loaded(report, known)), report.Tokens)
 	var pairs []pair
 	var gaps []time.Duration
-	for i := r.leadIn(); i < len(result.TTFTs); i++ {
-		q, ok := known[i]
-		switch {
-		case result.Errors[i] != "":
+	for i, s := range samples[r.leadIn():] {
+		q, ok := known[r.leadIn()+i]
+		switch tpot, _ := s.TPOT(); {
+		case !s.OK():
 			f.Failed++
-			continue
 		case !ok || len(q.Writes) != r.tokens:
 			f.Unpaired++
-			continue
+		default:
+			pairs, gaps = append(pairs, pair{ttft: s.TTFT(), tpot: tpot, truth: q}), append(gaps, s.Gaps...)
 		}
-		var spent time.Duration
-		for _, gap := range result.ITLs[i] {
-			gaps = append(gaps, seconds(gap))
-			spent += seconds(gap)
-		}
-		pairs = append(pairs, pair{ttft: seconds(result.TTFTs[i]), tpot: spent / time.Duration(r.tokens-1), truth: q})
 	}
 	f.compare(pairs)
 	f.ITL = statsOf(gaps)
@@ -93,17 +79,15 @@ func loaded(report *truth.Report, requests map[int]truth.Request) (from, to time
 	return report.Began.Add(time.Duration(first) * time.Microsecond), report.Began.Add(time.Duration(last) * time.Microsecond)
 }
 
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
-
 // measure runs vllm bench serve once against a new server.
-func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests int) (vllmResult, cost, *truth.Report) {
+func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests int) ([]bench.Sample, cost, *truth.Report) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute+20*r.answer()*time.Duration(1+requests/r.streams))
 	defer cancel()
 	url, stop := startTruth(t, r.server())
 	defer stop()
 	dir := t.TempDir()
-	command := exec.Command(v.command(), "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions",
+	command := exec.CommandContext(ctx, v.command(), "bench", "serve", "--backend", "openai", "--base-url", url, "--endpoint", "/v1/completions",
 		"--model", "tiny", "--tokenizer", filepath.Join(v.dir, "tiny-qwen2"), "--dataset-name", "random", "--random-input-len", "32",
 		"--random-output-len", strconv.Itoa(r.tokens), "--num-prompts", strconv.Itoa(requests), "--ignore-eos", "--seed", "7",
 		"--disable-tqdm", "--save-result", "--save-detailed", "--result-dir", dir, "--result-filename", "result.json")
@@ -114,7 +98,7 @@ func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests i
 	}
 	command.Env = append(os.Environ(), "HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1")
 	command.Dir = dir
-	_, c, err := runChild(ctx, command, nil)
+	_, c, err := runChild(command, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -126,12 +110,12 @@ func (v *vllmBench) measure(ctx context.Context, t *testing.T, r row, requests i
 	if err != nil {
 		t.Fatal(err)
 	}
-	var result vllmResult
-	if err := json.Unmarshal(text, &result); err != nil {
+	run, err := bench.ReadVLLMResult(text, nil)
+	if err != nil {
 		t.Fatal(err)
 	}
-	if len(result.TTFTs) != requests || len(result.ITLs) != requests || len(result.Errors) != requests {
-		t.Fatalf("vllm bench serve reports %d times to first token for %d requests", len(result.TTFTs), requests)
+	if len(run.Samples) != requests {
+		t.Fatalf("vllm bench serve reports %d requests, want %d", len(run.Samples), requests)
 	}
-	return result, c, report
+	return run.Samples, c, report
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -66,34 +67,20 @@ func readVLLMFields(text []byte) (*vllmFields, error) {
 	return f, nil
 }
 
-// withoutNaN replaces NaN, Infinity and -Infinity, which Python writes but JSON does not allow, by null.
+// stringOrNaN matches a string, so that nothing is replaced within it, or a number that Python writes but JSON does not allow.
+var stringOrNaN = regexp.MustCompile(`(?s)"(\\.|[^"\\])*"|NaN|-?Infinity`)
+
+// withoutNaN replaces NaN, Infinity and -Infinity by null.
 func withoutNaN(text []byte) []byte {
-	words := [][]byte{[]byte("NaN"), []byte("-Infinity"), []byte("Infinity")}
-	if !slices.ContainsFunc(words, func(w []byte) bool { return bytes.Contains(text, w) }) {
-		return text
+	if !bytes.Contains(text, []byte("NaN")) && !bytes.Contains(text, []byte("Infinity")) {
+		return text // a file with the times of all tokens is large
 	}
-	clean := make([]byte, 0, len(text))
-	quoted := false
-next:
-	for i := 0; i < len(text); i++ {
-		switch c := text[i]; {
-		case quoted && c == '\\' && i+1 < len(text):
-			clean = append(clean, c)
-			i++
-		case c == '"':
-			quoted = !quoted
-		case !quoted:
-			for _, word := range words {
-				if bytes.HasPrefix(text[i:], word) {
-					clean = append(clean, "null"...)
-					i += len(word) - 1
-					continue next
-				}
-			}
+	return stringOrNaN.ReplaceAllFunc(text, func(match []byte) []byte {
+		if match[0] == '"' {
+			return match
 		}
-		clean = append(clean, text[i])
-	}
-	return clean
+		return []byte("null")
+	})
 }
 
 // problem returns the errors found in the fields.

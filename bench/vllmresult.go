@@ -2,6 +2,7 @@ package bench
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -29,7 +30,7 @@ type VLLMMeta struct {
 }
 
 // A VLLMResult is a measurement in the format of vllm bench serve --save-result: a flat JSON object. Names, units and
-// exclusions are those of main_async and benchmark in vllm/benchmarks/serve.py (0.14.1, 0.32 and 0.33). Fields that vLLM
+// exclusions are as in main_async and benchmark in vllm/benchmarks/serve.py (0.14.1, 0.32 and 0.33). Fields that vLLM
 // does not have stand at the end, under other names. vllm bench sweep plot and plot_pareto (vllm/benchmarks/sweep) read
 // lists of such objects from files called summary.json.
 type VLLMResult struct{ fields []vllmField }
@@ -78,40 +79,41 @@ func NewVLLMResult(m Measurement, meta VLLMMeta, details []Sample) (VLLMResult, 
 
 func (r *VLLMResult) add(key string, value any) { r.fields = append(r.fields, vllmField{key, value}) }
 
+// orNull returns a value, or null if there is none.
+func orNull(there bool, value any) any {
+	if !there {
+		return nil
+	}
+	return value
+}
+
+// orInf returns a number. JSON has no infinity, so vLLM writes "inf".
+func orInf(n float64) any {
+	if math.IsInf(n, 1) {
+		return "inf"
+	}
+	return n
+}
+
 // head adds the fields that main_async writes.
 func (r *VLLMResult) head(meta VLLMMeta) {
-	var label, maxConcurrency any
-	if meta.Label != "" {
-		label = meta.Label
-	}
-	if meta.MaxConcurrency > 0 {
-		maxConcurrency = meta.MaxConcurrency
-	}
-	var rate any = "inf"
-	if meta.Rate > 0 && !math.IsInf(meta.Rate, 0) {
-		rate = meta.Rate
-	}
-	tokenizer := meta.Tokenizer
-	if tokenizer == "" {
-		tokenizer = meta.Model
+	rate := meta.Rate
+	if rate <= 0 {
+		rate = math.Inf(1)
 	}
 	r.add("date", meta.Date.Format(vllmDate))
 	r.add("endpoint_type", meta.Backend)
 	r.add("backend", meta.Backend)
-	r.add("label", label)
+	r.add("label", orNull(meta.Label != "", meta.Label))
 	r.add("model_id", meta.Model)
-	r.add("tokenizer_id", tokenizer)
+	r.add("tokenizer_id", cmp.Or(meta.Tokenizer, meta.Model))
 	r.add("num_prompts", meta.Prompts)
 	for _, key := range slices.Sorted(maps.Keys(meta.Metadata)) {
 		r.add(key, meta.Metadata[key])
 	}
-	r.add("request_rate", rate)
-	if math.IsInf(meta.Burstiness, 1) {
-		r.add("burstiness", "inf")
-	} else {
-		r.add("burstiness", meta.Burstiness)
-	}
-	r.add("max_concurrency", maxConcurrency)
+	r.add("request_rate", orInf(rate))
+	r.add("burstiness", orInf(meta.Burstiness))
+	r.add("max_concurrency", orNull(meta.MaxConcurrency > 0, meta.MaxConcurrency))
 }
 
 // body adds the fields that benchmark writes, and then those that vLLM does not have.
@@ -122,11 +124,7 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 	r.add("total_input_tokens", m.PromptTokens)
 	r.add("total_output_tokens", m.OutputTokens)
 	r.add("request_throughput", m.RequestThroughput)
-	if len(m.Over) > 0 {
-		r.add("request_goodput", m.Goodput)
-	} else {
-		r.add("request_goodput", nil)
-	}
+	r.add("request_goodput", orNull(len(m.Over) > 0, m.Goodput))
 	r.add("output_throughput", m.OutputThroughput)
 	r.add("total_token_throughput", m.TotalThroughput)
 	if details != nil {
@@ -147,16 +145,9 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 
 	r.stats("send_lag", m.SendLag, m)
 	r.add("window", m.Window.Seconds())
-	for _, rate := range []struct {
-		key   string
-		value float64
-	}{{"window_request_throughput", m.WindowRequestThroughput}, {"window_output_throughput", m.WindowOutputThroughput}} {
-		if rate.value > 0 {
-			r.add(rate.key, rate.value)
-		} else {
-			r.add(rate.key, nil) // the window has no whole second
-		}
-	}
+	// They are 0 if the window has no whole second.
+	r.add("window_request_throughput", orNull(m.WindowRequestThroughput > 0, m.WindowRequestThroughput))
+	r.add("window_output_throughput", orNull(m.WindowOutputThroughput > 0, m.WindowOutputThroughput))
 	r.add("mean_in_flight", m.MeanInFlight)
 	r.add("failures", m.Failures)
 	r.add("off_plan", m.OffPlan)
@@ -165,18 +156,12 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 
 // stats adds one metric. If no request was completed, vLLM writes 0 ms, which would keep every limit. So stats writes null.
 func (r *VLLMResult) stats(metric string, s Stats, m *Measurement) {
-	add := func(key string, value float64) {
-		if m.Completed == 0 {
-			r.add(key, nil)
-			return
-		}
-		r.add(key, value)
-	}
-	add("mean_"+metric+"_ms", s.Mean)
-	add("median_"+metric+"_ms", s.P50)
-	add("std_"+metric+"_ms", s.Std)
+	completed := m.Completed > 0
+	r.add("mean_"+metric+"_ms", orNull(completed, s.Mean))
+	r.add("median_"+metric+"_ms", orNull(completed, s.P50))
+	r.add("std_"+metric+"_ms", orNull(completed, s.Std))
 	for _, p := range vllmPercentiles {
-		add(vllmKey(p, metric), *s.percentile(p))
+		r.add(vllmKey(p, metric), orNull(completed, *s.percentile(p)))
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -23,21 +22,13 @@ import (
 // A connection keeps its time stamps when it leaves the net package.
 func TestADetachedSocketHasStamps(t *testing.T) {
 	defer awaitStamps()()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	opened, err := new(Client).open(t.Context(), new(net.Dialer).DialContext, listener.Addr().String(), nil)
+	address, accept := accepting(t)
+	opened, err := new(Client).open(t.Context(), new(net.Dialer).DialContext, address, nil)
 	if err != nil || opened.net != nil {
 		t.Fatalf("open = %+v, %v, want a plain socket", opened, err)
 	}
 	defer opened.discard()
-	there, err := listener.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer there.Close()
+	there := accept()
 	if _, err := there.Write([]byte("token")); err != nil {
 		t.Fatal(err)
 	}
@@ -166,38 +157,22 @@ func TestARunGivesItsDescriptorsBack(t *testing.T) {
 
 // A server may refuse a long request before it has read it all. The client must not send the rest before the next request.
 func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer listener.Close()
-	var serving sync.WaitGroup
-	defer serving.Wait()
-	defer listener.Close()
-	serving.Go(func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			serving.Go(func() {
-				defer conn.Close()
-				head := make([]byte, 1024)
-				n, err := conn.Read(head)
-				if err != nil {
-					return
-				}
-				if bytes.Contains(head[:n], []byte(`"prompt":"xxxx`)) {
-					_, _ = io.WriteString(conn, plain("400 Bad", "application/json", `{"error":{"message":"too long"}}`))
-					time.Sleep(100 * time.Millisecond) // the client sends its next request while the first is unread
-				} else {
-					_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
-				}
-				_, _ = io.Copy(io.Discard, conn)
-			})
+	url, stop := listen(t, func(conn net.Conn) {
+		head := make([]byte, 1024)
+		n, err := conn.Read(head)
+		if err != nil {
+			return
 		}
+		if bytes.Contains(head[:n], []byte(`"prompt":"xxxx`)) {
+			_, _ = io.WriteString(conn, plain("400 Bad", "application/json", `{"error":{"message":"too long"}}`))
+			time.Sleep(100 * time.Millisecond) // the client sends its next request while the first is unread
+		} else {
+			_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
+		}
+		_, _ = io.Copy(io.Discard, conn)
 	})
-	c := &Client{URL: "http://" + listener.Addr().String(), Model: "tiny", IdleTimeout: 20 * time.Second}
+	defer stop()
+	c := &Client{URL: url, Model: "tiny", IdleTimeout: 20 * time.Second}
 	long := workload.Request{Text: strings.Repeat("x", 20<<20), OutputTokens: 3}
 	run, err := c.Run(t.Context(), join(requests(workload.Window, 1, 0, 0, long), requests(workload.Window, 1, 50*time.Millisecond, 0, ask(3))), nil)
 	if err != nil {
@@ -210,34 +185,19 @@ func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 }
 
 func TestAServerThatClosesUnusedConnectionsGetsFew(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
 	var opened atomic.Int64
-	var serving sync.WaitGroup
-	serving.Go(func() {
-		for {
-			conn, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			opened.Add(1)
-			serving.Go(func() {
-				defer conn.Close()
-				if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // a connection without a request is closed
-					return
-				}
-				if n, err := conn.Read(make([]byte, 4096)); n > 0 && err == nil {
-					_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
-				}
-			})
+	url, stop := listen(t, func(conn net.Conn) {
+		opened.Add(1)
+		if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // a connection without a request is closed
+			return
+		}
+		if n, err := conn.Read(make([]byte, 4096)); n > 0 && err == nil {
+			_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
 		}
 	})
-	c := &Client{URL: "http://" + listener.Addr().String(), Model: "tiny"}
+	defer stop()
+	c := &Client{URL: url, Model: "tiny"}
 	run, err := c.Run(t.Context(), requests(workload.Window, 20, 0, 20*time.Millisecond, ask(3)), nil)
-	listener.Close()
-	serving.Wait()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A new file has the given rights without those in the umask.
+// A new file has the given rights, less the rights that the umask takes away.
 func TestCreateHonoursTheUmask(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "one.csv")
 	was := unix.Umask(0o077)

@@ -14,11 +14,13 @@ import (
 // ErrNoFile means that a path does not lead to a regular file, but for example to a directory or a pipe.
 var ErrNoFile = errors.New("it is not a file")
 
-// OpenRegular calls open with flag, and returns an error if the result is not a regular file. A pipe could block its reader for ever,
-// and a device may have no end. O_NONBLOCK keeps open from blocking on a pipe; it has no effect on a file.
+// OpenRegular calls open with flag, and returns an error if the result is not a regular file. A pipe could block its
+// reader for ever, and a device may have no end. O_NONBLOCK keeps open from blocking on a pipe; it has no effect on a
+// file.
 func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, error) {
 	file, err := open(flag | unix.O_NONBLOCK | unix.O_NOCTTY)
-	// If this host is an NFS server, another host may have a lease on the file. A blocking open waits until that host returns the lease.
+	// If this host is an NFS server, another host may have a lease on the file. A blocking open waits until that host
+	// returns the lease.
 	if errors.Is(err, unix.EWOULDBLOCK) {
 		file, err = open(flag)
 	}
@@ -38,21 +40,22 @@ func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, err
 	return file, nil
 }
 
-// A FileError says why a file that the user named cannot be read, and what to do.
-type FileError struct {
+// A fileError says why a file that the user named cannot be read, and what to do.
+type fileError struct {
 	text string
 	err  error
 }
 
-func (e *FileError) Error() string { return e.text }
-func (e *FileError) Unwrap() error { return e.err }
+func (e *fileError) Error() string { return e.text }
+func (e *fileError) Unwrap() error { return e.err }
 
-// Open opens a regular file that the user named, for reading. The error is a *FileError.
+// Open opens a regular file that the user named, for reading. The error says what to do.
 func Open(path string) (*os.File, error) {
-	// Stat comes first, because opening a device may make it act. If the path changes after Stat, OpenRegular still refuses a device.
+	// Stat comes first, because opening a device may make it act. If the path changes after Stat, OpenRegular still
+	// refuses a device.
 	info, err := os.Stat(path)
 	if err == nil && !info.Mode().IsRegular() {
-		return nil, &FileError{irregular(path, info.Mode()), ErrNoFile}
+		return nil, &fileError{irregular(path, info.Mode()), ErrNoFile}
 	}
 	var file *os.File
 	if err == nil {
@@ -64,7 +67,7 @@ func Open(path string) (*os.File, error) {
 	return file, nil
 }
 
-// Read reads a file that the user named. A file of more than maxBytes bytes is an error. The error is a *FileError.
+// Read reads a file that the user named. A file of more than maxBytes bytes is an error. The error says what to do.
 func Read(path string, maxBytes int64) ([]byte, error) {
 	file, err := Open(path)
 	if err != nil {
@@ -76,7 +79,7 @@ func Read(path string, maxBytes int64) ([]byte, error) {
 	case err != nil:
 		return nil, Unreadable(path, err)
 	case int64(len(text)) > maxBytes:
-		return nil, &FileError{fmt.Sprintf("%s has more than %d bytes, too many for what it should be; name another file", path, maxBytes), ErrNoFile}
+		return nil, &fileError{fmt.Sprintf("%s has more than %d bytes, too many for what it should be; name another file", path, maxBytes), ErrNoFile}
 	}
 	return bytes.TrimPrefix(text, []byte(byteOrderMark)), nil
 }
@@ -96,25 +99,23 @@ func irregular(path string, mode fs.FileMode) string {
 	return path + " is no regular file but a device; name a file"
 }
 
-// unreadable returns the text of a FileError: why the file cannot be read, and what to do.
-func unreadable(path string, err error) string {
+// Unreadable returns the error for a file that the user named: why it cannot be read, and what to do.
+func Unreadable(path string, err error) error {
+	text := path + ": " + Cause(err) + "; check the path and its disk"
 	switch {
 	case path == "":
-		return "the name of the file is empty; give its path"
+		text = "the name of the file is empty; give its path"
 	case errors.Is(err, fs.ErrNotExist):
-		return path + ": no such file; check the path"
+		text = path + ": no such file; check the path"
 	case errors.Is(err, fs.ErrPermission):
-		return path + ": this user may not read it; check its rights and those of the directories above it (ls -ld)"
+		text = path + ": this user may not read it; check its rights and those of the directories above it (ls -ld)"
 	case errors.Is(err, unix.ENOTDIR):
-		return path + ": a file stands where the path has a directory; check the path"
+		text = path + ": a file stands where the path has a directory; check the path"
 	case errors.Is(err, ErrNoFile):
-		return path + " is no regular file; name a file"
+		text = path + " is no regular file; name a file"
 	}
-	return path + ": " + Cause(err) + "; check the path and its disk"
+	return &fileError{text, err}
 }
-
-// Unreadable returns a *FileError for a file that the user named.
-func Unreadable(path string, err error) error { return &FileError{unreadable(path, err), err} }
 
 // Cause returns the operating system's text for an error, without the names of system calls.
 func Cause(err error) string {

@@ -11,16 +11,16 @@ import (
 	"unicode/utf8"
 )
 
-// A Writer passes on text without the characters that control a terminal. It leaves out control characters except the line
-// break and the tab, escape sequences, marks that change the direction of text, and characters without width. Bytes that
-// are not UTF-8 become U+FFFD. Several goroutines may use a Writer at the same time.
+// A Writer passes on text without the characters that control a terminal. It leaves out control characters except the
+// line break and the tab, escape sequences, marks that change the direction of text, and characters without width.
+// Bytes that are not UTF-8 become U+FFFD. Several goroutines may use a Writer at the same time.
 type Writer struct {
 	to io.Writer
 
 	mu      sync.Mutex
 	state   escape
-	return_ bool   // the last character was a carriage return
-	rest    []byte // first bytes of a character whose other bytes have not been written yet
+	return_ bool // the last character was a carriage return
+	rest    pieces
 	out     []byte
 }
 
@@ -33,15 +33,15 @@ func (w *Writer) Unwrap() io.Writer { return w.to }
 // Text returns a text as a Writer passes it on.
 func Text(text string) string {
 	var w Writer
-	w.add([]byte(text))
-	for range w.rest {
+	w.rest.decode([]byte(text), w.keep)
+	for range w.rest { // bytes of an unfinished character
 		w.keep(utf8.RuneError)
 	}
 	return string(w.out)
 }
 
-// Clean returns a text as the Writer would pass it on. The caller writes it to the underlying writer, together with our own escape
-// sequences.
+// Clean returns a text as the Writer would pass it on. The caller writes it to the underlying writer, together with our
+// own escape sequences.
 func (w *Writer) Clean(text string) string { return Text(text) }
 
 // Write accepts pieces of any size. A piece may end within a character or an escape sequence.
@@ -49,7 +49,7 @@ func (w *Writer) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.out = w.out[:0]
-	w.add(b)
+	w.rest.decode(b, w.keep)
 	if len(w.out) == 0 {
 		return len(b), nil
 	}
@@ -59,14 +59,18 @@ func (w *Writer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (w *Writer) add(b []byte) {
-	w.rest = append(w.rest, b...)
-	for len(w.rest) > 0 && utf8.FullRune(w.rest) {
-		r, size := utf8.DecodeRune(w.rest)
-		w.keep(r)
-		w.rest = w.rest[size:]
+// A pieces holds the first bytes of a character whose other bytes have not been written yet.
+type pieces []byte
+
+// decode calls keep with each character that is complete.
+func (p *pieces) decode(b []byte, keep func(r rune)) {
+	rest := append(*p, b...)
+	for len(rest) > 0 && utf8.FullRune(rest) {
+		r, size := utf8.DecodeRune(rest)
+		keep(r)
+		rest = rest[size:]
 	}
-	w.rest = slices.Clone(w.rest) // at most three bytes; without the clone they would keep the whole array in memory
+	*p = slices.Clone(rest) // at most three bytes; without the clone they would keep the whole array in memory
 }
 
 // An escape is a position in an escape sequence (ECMA-48).
@@ -79,7 +83,8 @@ const (
 	escapeOSC        // after ESC ] or the C1 character for it, up to BEL or ESC \
 )
 
-// keep adds a character if it is text. A line break ends any escape sequence, so an unfinished sequence removes only the rest of its line.
+// keep adds a character if it is text. A line break ends any escape sequence, so an unfinished sequence removes only
+// the rest of its line.
 func (w *Writer) keep(r rune) {
 	after := w.return_
 	w.return_ = r == '\r'

@@ -87,7 +87,7 @@ func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
 	}
 	// A YAML 1.1 reader, such as Kubernetes, and a YAML 1.2 reader read each of these texts unchanged.
 	for _, text := range []string{"1e3", "0x1F", "1_000", "yes", "~", "1:30", "2024-01-01", ".5", "1.", "+1", "0o17", "012", ".inf", "=", "<<", "", " a", "a ", "a: b", "a #b", "a:",
-		"- a", "-", "?", "--flag", "::1", "'a'", `"a"`, `\`, "{}", "[a]", "a,b", "&a", "*a", "!a", "%a", "@a", "`a", "|", ">", "a\nb", "a\tb", "#", "0.14.1", "true", "n", "---", "..."} {
+		"- a", "-", "?", "--flag", "::1", "'a'", `"a"`, `\`, "{}", "[a]", "a,b", "&a", "*a", "!a", "%a", "@a", "`a", "|", ">", "a\nb", "a\tb", "#", "0.14.1", "true", "n", "---", "...", hostile, "\u3164 \""} {
 		document, err := YAML(map[string]any{text: []any{text, []any{text, map[string]any{"k": text}}}})
 		if err != nil {
 			t.Fatal(err)

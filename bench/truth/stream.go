@@ -1,56 +1,54 @@
 package truth
 
 import (
-	"strconv"
+	"fmt"
+	"net"
+	"time"
 )
 
-// streamHead is the head of a stream as uvicorn writes it.
-var streamHead = []byte("HTTP/1.1 200 OK\r\ndate: Thu, 01 Jan 2026 00:00:00 GMT\r\nserver: uvicorn\r\n" +
-	"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n")
-
-// A stream has the prepared bytes of one answer. They are vLLM's chunks (vllm/entrypoints/openai/serving_completion.py and
-// serving_chat.py, 0.14.1), each in its own HTTP chunk, as uvicorn sends them.
+// A stream is one answer. Its events look like vLLM's (vllm/entrypoints/openai/serving_completion.py and
+// serving_chat.py, 0.14.1). Each is one HTTP chunk, as uvicorn sends them. Its tokens go straight to the connection,
+// because net/http would copy each through two buffers.
 type stream struct {
-	head  []byte // beginning of every chunk's JSON
-	role  []byte // role chunk of a chat; nil once it was sent
-	token []byte // chunk of one token
-	last  []byte // chunk of the last token
-	tail  []byte // end of the response: usage, [DONE] and the last HTTP chunk
-	frame []byte // scratch
+	to     net.Conn
+	record *Request      // nil with Config.Forget
+	due    time.Duration // due time of the next token
+	left   int           // tokens still to write
+	gone   chan struct{} // closed after the last token, or when the client has gone
+
+	role  []byte // HTTP chunk of a chat's role; nil once it was sent
+	token []byte // HTTP chunk of one token
+	last  []byte // HTTP chunk of the last token
+	tail  []byte // usage and [DONE], which net/http writes
 }
 
-// begin builds the bytes of an answer.
-func (s *stream) begin(model string, q *request) {
+// newStream returns the answer to a request.
+func newStream(to net.Conn, id string, chat bool, q *question) *stream {
 	object, prefix := "text_completion", "cmpl-"
-	before, after := `"choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":`, `,"stop_reason":null}],"usage":null}`
-	if q.chat {
+	choice, after := `"text":" word"`, `,"stop_reason":null}],"usage":null}`
+	if chat {
 		object, prefix = "chat.completion.chunk", "chatcmpl-"
-		before, after = `"choices":[{"index":0,"delta":{"content":" word"},"logprobs":null,"finish_reason":`, `,"token_ids":null}]}`
+		choice, after = `"delta":{"content":" word"}`, `,"token_ids":null}]}`
 	}
-	s.head = append(append(append(s.head[:0], `data: {"id":"`...), prefix...), q.id...)
-	s.head = append(append(append(s.head, `","object":"`...), object...), `","created":1767225600,"model":`...)
-	s.head = append(strconv.AppendQuote(s.head, model), ',')
-	s.token = s.chunk(s.token[:0], before, "null", after)
-	s.last = s.chunk(s.last[:0], before, `"length"`, after)
-	s.role = nil
-	if q.chat {
-		s.role = s.chunk(nil, `"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`)
+	event := func(choices string) []byte {
+		return fmt.Appendf(nil, `data: {"id":%q,"object":%q,"created":1767225600,"model":%q,"choices":[%s`+"\n\n", prefix+id, object, model, choices)
 	}
-	s.tail = s.tail[:0]
-	if q.usage {
-		s.tail = s.chunk(s.tail, `"choices":[],"usage":{"prompt_tokens":`, strconv.Itoa(q.prompt),
-			`,"total_tokens":`, strconv.Itoa(q.prompt+q.tokens), `,"completion_tokens":`, strconv.Itoa(q.tokens), `}}`)
+	chunk := func(choices string) []byte {
+		text := event(choices)
+		return fmt.Appendf(nil, "%x\r\n%s\r\n", len(text), text)
 	}
-	s.tail = append(s.tail, "e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"...)
-}
-
-// chunk appends an HTTP chunk with one event. Its JSON is s.head followed by the texts.
-func (s *stream) chunk(to []byte, texts ...string) []byte {
-	s.frame = append(s.frame[:0], s.head...)
-	for _, text := range texts {
-		s.frame = append(s.frame, text...)
+	s := &stream{
+		to: to, left: q.tokens(), gone: make(chan struct{}),
+		token: chunk(`{"index":0,` + choice + `,"logprobs":null,"finish_reason":null` + after),
+		last:  chunk(`{"index":0,` + choice + `,"logprobs":null,"finish_reason":"length"` + after),
 	}
-	s.frame = append(s.frame, "\n\n"...)
-	to = append(strconv.AppendInt(to, int64(len(s.frame)), 16), "\r\n"...)
-	return append(append(to, s.frame...), "\r\n"...)
+	if chat {
+		s.role = chunk(`{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`)
+	}
+	if q.Options.IncludeUsage {
+		prompt := q.promptTokens()
+		s.tail = event(fmt.Sprintf(`],"usage":{"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d}}`, prompt, prompt+s.left, s.left))
+	}
+	s.tail = append(s.tail, "data: [DONE]\n\n"...)
+	return s
 }

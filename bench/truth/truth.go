@@ -1,9 +1,11 @@
 // Package truth is a server for checking the measurements of a client. It streams answers as vLLM does, on a fixed
-// schedule, and records when each request arrived and when it wrote each token. It also records how late it was itself. It
-// never generates anything, and only tests start it.
+// schedule, and records when each request arrived and when it wrote each token. It also records how late it was itself.
+// It never generates anything, and only tests start it.
 package truth
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,7 +13,8 @@ import (
 	"io"
 	"net"
 	"net/http"
-	"syscall"
+	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,184 +22,236 @@ import (
 
 // A Config says how a Server answers.
 type Config struct {
-	Model  string        // name of the model; "" means tiny
 	TTFT   time.Duration // from the last byte of a request to its first token
 	TPOT   time.Duration // from one token to the next
 	Step   bool          // write the tokens of all streams together in steps of TPOT, as an engine does
 	Forget bool          // record no requests, for runs of millions
 }
 
-// A Server answers on one address. It is one loop in one goroutine, to leave the machine's CPU to the client: a token costs
-// little more than the call that writes it.
+// A Server answers on one address. One goroutine writes all tokens, to leave the machine's CPU to the client: a token
+// costs little more than the call that writes it.
 type Server struct {
-	config Config
-	url    string
-	listen int // file descriptor, as are poll and wake
-	poll   int
-	wake   int
+	config   Config
+	listener listener
+	wake     int // eventfd that tells the writer of tokens about a new stream or the end
+	start    time.Time
+	cpu      time.Duration // CPU time of the process before the start
+
+	mu      sync.Mutex
+	due     []*stream // by the due time of their next token
+	tokens  int
+	records []*Request // become Report.Requests; tokens are still added to them
+	ended   bool
 }
 
 // Listen opens an address, such as 127.0.0.1:0. The caller must call Serve, which closes it.
 func Listen(address string, config Config) (*Server, error) {
-	if config.Model == "" {
-		config.Model = "tiny"
-	}
 	if config.TPOT <= 0 {
 		return nil, fmt.Errorf("time per output token %s must be positive", config.TPOT)
 	}
-	listener, err := net.Listen("tcp", address)
+	opened, err := net.Listen("tcp", address)
 	if err != nil {
 		return nil, err
 	}
-	defer listener.Close() // the loop has its own descriptor
-	s := &Server{config: config, url: "http://" + listener.Addr().String(), listen: -1, poll: -1, wake: -1}
-	if err := s.open(listener.(*net.TCPListener)); err != nil {
-		return nil, errors.Join(fmt.Errorf("listen on %s: %w", address, err), s.close())
+	wake, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("eventfd: %w", err), opened.Close())
 	}
-	return s, nil
+	return &Server{config: config, listener: listener{opened.(*net.TCPListener)}, wake: wake}, nil
 }
 
 // URL returns the server's base URL.
-func (s *Server) URL() string { return s.url }
-
-// open opens the loop's descriptors.
-func (s *Server) open(listener *net.TCPListener) error {
-	raw, err := listener.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var dupErr error
-	err = raw.Control(func(fd uintptr) { s.listen, dupErr = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 0) })
-	if err = errors.Join(err, dupErr); err != nil {
-		return err
-	}
-	if s.poll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return fmt.Errorf("epoll_create1: %w", err)
-	}
-	if s.wake, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return fmt.Errorf("eventfd: %w", err)
-	}
-	return errors.Join(s.watch(s.listen, unix.EPOLLIN), s.watch(s.wake, unix.EPOLLIN))
-}
-
-func (s *Server) watch(fd int, events uint32) error {
-	if err := unix.EpollCtl(s.poll, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: events, Fd: int32(fd)}); err != nil {
-		return fmt.Errorf("epoll_ctl: %w", err)
-	}
-	return nil
-}
-
-func (s *Server) close() error {
-	var all error
-	for _, fd := range []int{s.listen, s.poll, s.wake} {
-		if fd >= 0 {
-			all = errors.Join(all, unix.Close(fd))
-		}
-	}
-	return all
-}
+func (s *Server) URL() string { return "http://" + s.listener.Addr().String() }
 
 // Serve answers requests until ctx ends, and then closes everything. It returns an error only if a system call fails.
-func (s *Server) Serve(ctx context.Context) (err error) {
-	defer func() { err = errors.Join(err, s.close()) }()
-	woken := make(chan error, 1)
-	stop := context.AfterFunc(ctx, func() {
-		_, err := unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-		woken <- err
+func (s *Server) Serve(ctx context.Context) error {
+	s.start, s.cpu = time.Now(), CPUTime()
+	mux := http.NewServeMux()
+	mux.HandleFunc("POST /v1/completions", s.answer)
+	mux.HandleFunc("POST /v1/chat/completions", s.answer)
+	mux.HandleFunc("GET "+reportPath, func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(s.report()) // an error means that the client has gone
 	})
-	err = newLoop(s).run()
-	if !stop() {
-		err = errors.Join(err, <-woken) // the write must end before close closes its descriptor
+	server := &http.Server{Handler: mux, ConnContext: keepConn}
+	var writer sync.WaitGroup
+	writer.Go(s.writeTokens)
+	defer context.AfterFunc(ctx, func() { _ = server.Close() })() // makes server.Serve return
+	err := server.Serve(s.listener)
+	if errors.Is(err, http.ErrServerClosed) {
+		err = nil
 	}
+	err = errors.Join(err, server.Close()) // without connections, writeTokens drops its streams
+	s.mu.Lock()
+	s.ended = true
+	s.ring()
+	s.mu.Unlock()
+	writer.Wait()
 	return err
 }
 
-// A Report is the server's record of a run.
-type Report struct {
-	Began    time.Time     `json:"began"` // when Serve started
-	TTFT     time.Duration `json:"ttft_ns"`
-	TPOT     time.Duration `json:"tpot_ns"`
-	CPU      time.Duration `json:"cpu_ns"`   // CPU time of the process since Began
-	Answered int           `json:"answered"` // complete answers
-	Tokens   int           `json:"tokens"`
-	Blocked  int           `json:"blocked"`  // writes that the kernel did not take at once, because the client read too slowly
-	Requests []Request     `json:"requests"` // in the order of arrival; none with Config.Forget
-}
+// now returns the time since the server started.
+func (s *Server) now() time.Duration { return time.Since(s.start) }
 
-// A Request is the server's record of one request. Times are microseconds since Report.Began.
-type Request struct {
-	ID       string  `json:"id"`       // its X-Request-Id
-	Received int64   `json:"received"` // when its last byte reached this machine's kernel (SO_TIMESTAMPNS)
-	Seen     int64   `json:"seen"`     // when the server read it
-	Due      []int64 `json:"due"`      // due time of each token
-	Writes   []int64 `json:"writes"`   // time just before the call that wrote each token
-}
-
-// TTFT returns the true time to first token, or 0 without tokens.
-func (r Request) TTFT() time.Duration {
-	if len(r.Writes) == 0 {
-		return 0
+// report returns the report so far.
+func (s *Server) report() *Report {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	report := &Report{Began: s.start, CPU: CPUTime() - s.cpu, Tokens: s.tokens}
+	for _, record := range s.records {
+		report.Requests = append(report.Requests, *record)
 	}
-	return time.Duration(r.Writes[0]-r.Received) * time.Microsecond
+	return report
 }
 
-// TPOT returns the true mean time per token after the first, or 0 with fewer than two tokens.
-func (r Request) TPOT() time.Duration {
-	n := len(r.Writes)
-	if n < 2 {
-		return 0
+// model is the name of the model in the answers.
+const model = "tiny"
+
+// A question has the fields of a request that its answer depends on.
+type question struct {
+	Prompt   json.RawMessage `json:"prompt"`
+	Messages []struct {
+		Content json.RawMessage `json:"content"`
+	} `json:"messages"`
+	MaxTokens     int  `json:"max_tokens"`
+	MaxChatTokens int  `json:"max_completion_tokens"`
+	Stream        bool `json:"stream"`
+	Options       struct {
+		IncludeUsage bool `json:"include_usage"`
+	} `json:"stream_options"`
+}
+
+func (q *question) tokens() int { return max(q.MaxTokens, q.MaxChatTokens) }
+
+// promptTokens counts the token ids of a prompt, or roughly its words.
+func (q *question) promptTokens() int {
+	prompt := q.Prompt
+	for _, m := range q.Messages {
+		prompt = append(append(prompt, ' '), m.Content...)
 	}
-	return time.Duration(r.Writes[n-1]-r.Writes[0]) * time.Microsecond / time.Duration(n-1)
+	return len(bytes.FieldsFunc(prompt, func(r rune) bool { return r == ',' || r == ' ' }))
 }
 
-// Gaps returns the true times between tokens.
-func (r Request) Gaps() []time.Duration {
-	var gaps []time.Duration
-	for i := 1; i < len(r.Writes); i++ {
-		gaps = append(gaps, time.Duration(r.Writes[i]-r.Writes[i-1])*time.Microsecond)
+// answer answers one request. uvicorn also sends the head before the first token.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	c := r.Context().Value(connKey{}).(*conn)
+	received := c.arrived.Load().Sub(s.start)
+	var q question
+	if err = errors.Join(err, json.Unmarshal(body, &q)); err == nil && (!q.Stream || q.tokens() < 1) {
+		err = errors.New("the request needs stream: true and max_tokens of at least 1")
 	}
-	return gaps
-}
-
-// Lateness returns how late the server wrote each token. A large value means that the machine was too slow for the server.
-func (r Request) Lateness() []time.Duration {
-	late := make([]time.Duration, len(r.Writes))
-	for i, at := range r.Writes {
-		late[i] = time.Duration(at-r.Due[i]) * time.Microsecond
-	}
-	return late
-}
-
-// Fetch gets the report of a server in another process.
-func Fetch(ctx context.Context, url string) (*Report, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+reportPath, nil)
 	if err != nil {
-		return nil, err
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
 	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return nil, fmt.Errorf("ask the truth server: %w", err)
+	id := r.Header.Get("X-Request-Id")
+	x := newStream(c, id, r.URL.Path == "/v1/chat/completions", &q)
+	x.due = s.step(received + s.config.TTFT)
+	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
+	if http.NewResponseController(w).Flush() != nil { // the client has gone
+		return
 	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("ask the truth server: %s", response.Status)
-	}
-	text, err := io.ReadAll(response.Body)
-	if err != nil {
-		return nil, fmt.Errorf("read the report of the truth server: %w", err)
-	}
-	report := new(Report)
-	if err := json.Unmarshal(text, report); err != nil {
-		return nil, fmt.Errorf("read the report of the truth server: %w", err)
-	}
-	return report, nil
+	s.begin(x, id, received)
+	<-x.gone
+	_, _ = w.Write(x.tail) // an error means that the client has gone
 }
 
-// cpuTime returns the CPU time of this process, user and system.
-func cpuTime() time.Duration {
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		return 0
+// begin schedules the first token of a stream.
+func (s *Server) begin(x *stream, id string, received time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended {
+		close(x.gone)
+		return
 	}
-	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
+	if !s.config.Forget {
+		x.record = &Request{ID: id, Received: received.Microseconds(), Due: make([]int64, 0, x.left), Writes: make([]int64, 0, x.left)}
+		s.records = append(s.records, x.record)
+	}
+	if s.schedule(x); s.due[0] == x {
+		s.ring()
+	}
+}
+
+// schedule adds a stream to s.due. Most streams belong near the end, because all have the same time per token.
+func (s *Server) schedule(x *stream) {
+	at, _ := slices.BinarySearchFunc(s.due, x.due, func(other *stream, due time.Duration) int { return cmp.Compare(other.due, due) })
+	s.due = slices.Insert(s.due, at, x)
+}
+
+// step returns the time at which the server writes a token that is ready at the given time.
+func (s *Server) step(ready time.Duration) time.Duration {
+	if !s.config.Step {
+		return ready
+	}
+	return (ready + s.config.TPOT - 1).Truncate(s.config.TPOT)
+}
+
+// ring ends a wait of writeTokens. s.mu is held, so that writeTokens has not closed the eventfd.
+func (s *Server) ring() {
+	_, _ = unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // it can fail only if the eventfd is full, and then the wait ends anyway
+}
+
+// writeTokens writes each token when it is due, until the server ends. It waits in ppoll, which counts in nanoseconds:
+// on an idle machine Go's timers are up to a millisecond late.
+func (s *Server) writeTokens() {
+	defer unix.Close(s.wake) // an error does not matter: the descriptor is closed in any case
+	for {
+		wait, ended := s.writeDue()
+		if ended {
+			return
+		}
+		limit := unix.NsecToTimespec(int64(max(0, wait)))
+		if n, _ := unix.Ppoll([]unix.PollFd{{Fd: int32(s.wake), Events: unix.POLLIN}}, &limit, nil); n > 0 {
+			var count [8]byte
+			_, _ = unix.Read(s.wake, count[:]) // resets the count; nobody else reads
+		}
+	}
+}
+
+// writeDue writes the tokens that are due now. It returns the time until the next one, and whether the server has
+// ended.
+func (s *Server) writeDue() (wait time.Duration, ended bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for until := s.now(); len(s.due) > 0 && s.due[0].due <= until; {
+		x := s.due[0]
+		s.due = s.due[1:]
+		s.writeToken(x)
+	}
+	wait = time.Hour
+	if len(s.due) > 0 {
+		wait = s.due[0].due - s.now()
+	}
+	return wait, s.ended && len(s.due) == 0
+}
+
+// writeToken writes the next token of a stream and schedules the one after it.
+func (s *Server) writeToken(x *stream) {
+	var err error
+	if x.role != nil {
+		_, err = x.to.Write(x.role)
+		x.role = nil
+	}
+	chunk := x.token
+	if x.left == 1 {
+		chunk = x.last
+	}
+	at := s.now()
+	if err == nil {
+		_, err = x.to.Write(chunk)
+	}
+	if err == nil {
+		s.tokens++
+		if x.record != nil {
+			x.record.Due = append(x.record.Due, x.due.Microseconds())
+			x.record.Writes = append(x.record.Writes, at.Microseconds())
+		}
+	}
+	x.due += s.config.TPOT
+	if x.left--; x.left > 0 && err == nil {
+		s.schedule(x)
+		return
+	}
+	close(x.gone)
 }

@@ -87,5 +87,10 @@ func (c *clock) next() time.Duration {
 	return time.Duration(min(c.unit/c.rate*float64(time.Second), float64(never)))
 }
 
+// from returns a function that returns the times of the arrivals of a phase that begins at the given time.
+func (c *clock) from(start time.Duration) func() time.Duration {
+	return func() time.Duration { return start + c.next() }
+}
+
 // never is a century.
 const never = 876_000 * time.Hour

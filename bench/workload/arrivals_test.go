@@ -90,7 +90,7 @@ func TestArrivalsOfATraceHaveItsGapsAtAnyRate(t *testing.T) {
 		got := windowGaps(p, len(want)) // one cycle, from any start
 		for i := range want {
 			if math.Abs(got[i]-want[i]) > 1e-6 {
-				t.Fatalf("seed %d: gaps %.3f, want those of the trace %.3f", seed, got, want)
+				t.Fatalf("seed %d: gaps %.3f, want the gaps of the trace, %.3f", seed, got, want)
 			}
 		}
 		for a := range p.Schedule() {
@@ -142,8 +142,8 @@ func windowOf(p Plan) (window []Arrival) {
 }
 
 func TestCheckRefusesBadArrivals(t *testing.T) {
-	oneRow := &Trace{times: []time.Duration{0}, source: &finite{name: "trace x"}}
-	sameTime := &Trace{times: []time.Duration{0, 0}, source: &finite{name: "trace x"}}
+	oneRow := &Trace{times: []time.Duration{0}, source: &finite{population: population{name: "trace x"}}}
+	sameTime := &Trace{times: []time.Duration{0, 0}, source: &finite{population: population{name: "trace x"}}}
 	for _, test := range []struct {
 		name     string
 		arrivals Arrivals

@@ -10,45 +10,15 @@ import (
 	"time"
 )
 
-// captured reads a log of the user's own traffic, with one JSON object a line. The object is the body of a request to
+// readCaptures reads a log of the user's own traffic, with one JSON object a line. The object is the body of a request to
 // /v1/completions or /v1/chat/completions, or has the body under "body" or "request", as in OpenAI's batch files.
-// "timestamp" is the time of arrival. "usage", also within "response", gives the length of the answer.
-type captured struct {
-	spec     Spec
-	requests []Request
-	came     []time.Duration // times of arrival
-}
-
-func (c *captured) len() int { return len(c.requests) }
-
-func (c *captured) times() []time.Duration { return c.came }
-
-func (c *captured) keep(rows []int) {
-	kept := make([]Request, len(rows))
-	for i, row := range rows {
-		kept[i] = c.requests[row]
-	}
-	c.requests = kept
-}
-
-func (c *captured) source(uint64) (at func(i int) *Request, maxLen int, notes []string) {
-	requests := c.requests
-	return func(i int) *Request { return &requests[i] }, longest(requests), nil
-}
-
-func (c *captured) read(from io.Reader, timed bool, bad *badRows) error {
-	err := newLineReader(from).each(bad, func(text []byte) error {
-		request, came, err := c.spec.parseCapture(text, timed)
-		if err == nil {
-			c.requests = append(c.requests, request)
-			c.came = append(c.came, came)
-		}
-		return err
+// "timestamp" is the time of arrival; with timed, a row without it is bad. "usage", also within "response", gives the
+// length of the answer.
+func readCaptures(from io.Reader, spec Spec, timed bool, bad *badRows) ([]recordedRow, error) {
+	return readLines(from, bad, func(text []byte) (row recordedRow, err error) {
+		row.Request, row.at, err = spec.parseCapture(text, timed)
+		return row, err
 	})
-	if err == nil && len(c.requests) == 0 {
-		err = bad.none()
-	}
-	return err
 }
 
 // A usage gives the length of an answer.

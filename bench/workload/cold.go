@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// WithColdLeadIn returns the schedule with other beginnings for the prompts of the lead-in, which no prompt of the source
-// has. The window then finds nothing of the lead-in in a prefix cache. Prompts of the lead-in still share as much with
-// each other as before.
+// WithColdLeadIn returns the schedule with other beginnings for the prompts of the lead-in, which no prompt of the
+// source has. The window then finds nothing of the lead-in in a prefix cache. Prompts of the lead-in still share as
+// much with each other as before.
 func WithColdLeadIn(s Schedule, source Source) Schedule {
 	return func(yield func(Arrival) bool) {
 		var b *beginning
@@ -33,8 +33,8 @@ type beginning struct {
 	text   string
 }
 
-// unknownBeginning returns a beginning that no prompt of the source has. It uses ids of the source, because the model knows them.
-// They differ from each other, because a prompt may repeat one id a thousand times.
+// unknownBeginning returns a beginning that no prompt of the source has. It uses ids of the source, because the model
+// knows them. All ids differ, because a prompt may repeat one id a thousand times.
 func unknownBeginning(source Source) *beginning {
 	const samples = 16
 	draw := chance(0, saltDraws, LeadInStream, 0)
@@ -51,7 +51,8 @@ func unknownBeginning(source Source) *beginning {
 // saltText returns a beginning that no prompt has.
 func saltText(draw *rand.Rand) string { return fmt.Sprintf("[%08x] ", draw.Uint32()) }
 
-// of returns the request with this beginning. It replaces token ids, so their number stays; a text gets a few tokens longer.
+// of returns the request with this beginning. It replaces token ids, so their number stays; a text gets a few tokens
+// longer.
 func (b *beginning) of(r *Request) *Request {
 	s := *r
 	switch {

@@ -14,7 +14,7 @@ const (
 	starters      = 10
 )
 
-// phase1 is the population of the manual sweeps on the H200. The constants are those of the calibrated simulator's trace:
+// phase1 is the population of the manual sweeps on the H200. The constants come from the calibrated simulator's trace:
 // starters N(3500, 150), answers N(515, 0.69 · 515), and the mean prompt.
 const (
 	phase1StarterMean = 3500.0

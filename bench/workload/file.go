@@ -74,21 +74,7 @@ func withFile(path string, read func(io.Reader) error) error {
 // messages or both. Endpoint chat uses messages and completions uses prompt, so one file serves both endpoints and vllm
 // bench serve.
 func readJSONL(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
-	var requests []Request
-	err := newLineReader(from).each(bad, func(text []byte) error {
-		request, err := parseLine(text, spec)
-		if err == nil {
-			requests = append(requests, request)
-		}
-		return err
-	})
-	if err == nil && len(requests) == 0 {
-		err = bad.none()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return requests, nil
+	return readLines(from, bad, func(text []byte) (Request, error) { return parseLine(text, spec) })
 }
 
 // parseLine reads one object of a JSON Lines file.

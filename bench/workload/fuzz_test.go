@@ -28,17 +28,16 @@ func FuzzTraces(f *testing.F) {
 	f.Add([]byte(azureHead + "2023-11-16 18:15:46.6805900,374,44\n2024-05-10 00:00:00.009930+00:00,2,5\n"))
 	f.Add([]byte(`{"timestamp": 1, "input_length": 600, "output_length": 5, "hash_ids": [1, 2]}` + "\n"))
 	f.Fuzz(func(t *testing.T, data []byte) {
-		in := &traced{spec: Spec{VocabSize: 100}}
-		if err := in.read(strings.NewReader(string(data)), true, &badRows{skip: len(data)%2 == 0}); err != nil {
-			return
+		rows, _, err := readTraced(strings.NewReader(string(data)), Spec{}, &badRows{skip: len(data)%2 == 0})
+		if (err == nil) != (len(rows) > 0) {
+			t.Fatalf("%d rows with error %v", len(rows), err)
 		}
-		at, longest, _ := in.source(1)
-		for i, row := range in.rows {
-			if row.input < 1 || row.output < 1 || row.input+row.output > longest || row.at.Abs() > maxTime {
+		for i, row := range rows {
+			if row.PromptTokens < 1 || row.OutputTokens < 1 || row.at.Abs() > maxTime {
 				t.Fatalf("row %d is %+v", i, row)
 			}
-			if row.input < 10_000 {
-				if r := at(i); len(r.Tokens) != row.input || r.OutputTokens != row.output {
+			if row.PromptTokens < 10_000 {
+				if r := row.draw(1, i, 100); len(r.Tokens) != row.PromptTokens || r.OutputTokens != row.OutputTokens {
 					t.Fatalf("row %d of %+v asks for %d tokens after %d", i, row, r.OutputTokens, len(r.Tokens))
 				}
 			}
@@ -52,20 +51,19 @@ func FuzzCaptures(f *testing.F) {
 	f.Add([]byte(`{"body":"{\"prompt\":[ ],\"max_tokens\":4}"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		for _, endpoint := range []string{Completions, Chat} {
-			in := &captured{spec: Spec{Endpoint: endpoint}}
-			err := in.read(strings.NewReader(string(data)), len(data)%2 == 0, &badRows{skip: true})
-			if (err == nil) != (len(in.requests) > 0) || len(in.came) != len(in.requests) {
-				t.Fatalf("%d requests at %d times with error %v", len(in.requests), len(in.came), err)
+			rows, err := readCaptures(strings.NewReader(string(data)), Spec{Endpoint: endpoint}, len(data)%2 == 0, &badRows{skip: true})
+			if (err == nil) != (len(rows) > 0) {
+				t.Fatalf("%d requests with error %v", len(rows), err)
 			}
-			for i, r := range in.requests {
+			for _, r := range rows {
 				ways := 0
 				for _, is := range []bool{r.Tokens != nil, r.Text != "", r.Messages != nil} {
 					if is {
 						ways++
 					}
 				}
-				if ways != 1 || r.OutputTokens < 1 || in.came[i].Abs() > maxTime {
-					t.Fatalf("request %+v at %s", r, in.came[i])
+				if ways != 1 || r.OutputTokens < 1 || r.at.Abs() > maxTime {
+					t.Fatalf("request %+v", r)
 				}
 			}
 		}
@@ -81,7 +79,7 @@ func FuzzTalks(f *testing.F) {
 			if err != nil {
 				continue
 			}
-			l := &live{order: newOrder(1, len(list)), talks: list, think: time.Second}
+			l := &live{newPopulation("", Spec{}, 1, len(list)), list, time.Second}
 			for i := range list {
 				for r := l.Request(WindowStream, i); ; {
 					if r.OutputTokens < 1 || len(r.Messages) == 0 || r.Messages[len(r.Messages)-1].Role == "assistant" {

@@ -27,41 +27,29 @@ var columns = map[string][3]string{
 // FAST'25 paper). Blocks with equal ids have equal tokens, and so do all blocks before them.
 const blockTokens = 512
 
-// A tracedRow is one request of a trace that records no texts.
-type tracedRow struct {
-	at            time.Duration
-	input, output int     // tokens
-	blocks        []int64 // hash ids; nil if the trace does not record what prompts share
-}
-
-// traced reads traces that record lengths only.
+// A traced reads traces that record no texts, only lengths.
 type traced struct {
 	spec   Spec
 	layout string
 	column [3]int // indexes of the columns in a CSV file
-	rows   []tracedRow
+	rows   []recordedRow
 	failed int // rows without a prompt or an answer
 }
 
-func (t *traced) len() int { return len(t.rows) }
-
-func (t *traced) times() []time.Duration {
-	times := make([]time.Duration, len(t.rows))
-	for i, row := range t.rows {
-		times[i] = row.at
+// readTraced returns the rows of a trace, and notes for the source's name.
+func readTraced(from io.Reader, spec Spec, bad *badRows) (rows []recordedRow, notes []string, err error) {
+	t := &traced{spec: spec}
+	if err := t.read(from, bad); err != nil {
+		return nil, nil, err
 	}
-	return times
+	notes = []string{t.layout}
+	if t.failed > 0 {
+		notes = append(notes, fmt.Sprintf("%d without prompt or answer left out", t.failed))
+	}
+	return t.rows, notes, nil
 }
 
-func (t *traced) keep(rows []int) {
-	kept := make([]tracedRow, len(rows))
-	for i, row := range rows {
-		kept[i] = t.rows[row]
-	}
-	t.rows = kept
-}
-
-func (t *traced) read(from io.Reader, _ bool, bad *badRows) error {
+func (t *traced) read(from io.Reader, bad *badRows) error {
 	in := newLineReader(from)
 	head, err := in.next()
 	if err == io.EOF {
@@ -74,9 +62,9 @@ func (t *traced) read(from io.Reader, _ bool, bad *badRows) error {
 		return fmt.Errorf("line %d: %w", in.number, err)
 	}
 	parse := t.parseCSV
-	if t.layout == "mooncake" {
+	if t.layout == "mooncake" { // no head: the first line is a row
 		parse = parseMooncake
-		if err := t.add(head, parse, in.number, bad); err != nil {
+		if err := in.check(bad, t.take(head, parse)); err != nil {
 			return err
 		}
 	}
@@ -89,28 +77,21 @@ func (t *traced) read(from io.Reader, _ bool, bad *badRows) error {
 	return err
 }
 
-// add reads the first row of a file without a head.
-func (t *traced) add(text []byte, parse func([]byte) (tracedRow, error), line int, bad *badRows) error {
-	if err := t.take(text, parse); err != nil {
-		return bad.add(fmt.Errorf("line %d: %w", line, err))
-	}
-	return nil
-}
-
 // take reads one row. It leaves out a row without a prompt or an answer; in BurstGPT an answer of 0 tokens means that the
 // request failed.
-func (t *traced) take(text []byte, parse func([]byte) (tracedRow, error)) error {
+func (t *traced) take(text []byte, parse func([]byte) (recordedRow, error)) error {
 	row, err := parse(text)
 	if err != nil {
 		return err
 	}
-	if t.spec.OutputTokens > 0 && row.output > 0 {
-		row.output = t.spec.OutputTokens
-	}
-	if row.input == 0 || row.output == 0 {
+	if row.PromptTokens == 0 || row.OutputTokens == 0 {
 		t.failed++
 		return nil
 	}
+	if t.spec.OutputTokens > 0 {
+		row.OutputTokens = t.spec.OutputTokens
+	}
+	row.Conversation = -1
 	t.rows = append(t.rows, row)
 	return nil
 }
@@ -159,7 +140,7 @@ func (t *traced) find(names []string, wanted [3]string) (missing string) {
 }
 
 // parseCSV reads a row of a CSV trace. No value in these traces has a comma, so quotes need no parser.
-func (t *traced) parseCSV(text []byte) (row tracedRow, err error) {
+func (t *traced) parseCSV(text []byte) (row recordedRow, err error) {
 	values := strings.Split(string(text), ",")
 	if last := slices.Max(t.column[:]); len(values) <= last {
 		return row, fmt.Errorf("has only %d columns, needs at least %d", len(values), last+1)
@@ -168,10 +149,10 @@ func (t *traced) parseCSV(text []byte) (row tracedRow, err error) {
 	if row.at, err = t.time(value(0)); err != nil {
 		return row, err
 	}
-	if row.input, err = count(columns[t.layout][1], value(1)); err != nil {
+	if row.PromptTokens, err = count(columns[t.layout][1], value(1)); err != nil {
 		return row, err
 	}
-	row.output, err = count(columns[t.layout][2], value(2))
+	row.OutputTokens, err = count(columns[t.layout][2], value(2))
 	return row, err
 }
 
@@ -213,7 +194,7 @@ func count(column, text string) (int, error) {
 }
 
 // parseMooncake reads a row of Mooncake's layout. Its times are in milliseconds.
-func parseMooncake(text []byte) (row tracedRow, err error) {
+func parseMooncake(text []byte) (row recordedRow, err error) {
 	var line struct {
 		Timestamp    *float64 `json:"timestamp"`
 		InputLength  *int     `json:"input_length"`
@@ -238,9 +219,9 @@ func parseMooncake(text []byte) (row tracedRow, err error) {
 	if err := checkLength("output_length", *line.OutputLength, 0); err != nil {
 		return row, err
 	}
-	row.input, row.output, row.blocks = *line.InputLength, *line.OutputLength, line.HashIDs
-	if want := (row.input + blockTokens - 1) / blockTokens; row.blocks != nil && len(row.blocks) != want {
-		return row, fmt.Errorf("has %d hash_ids for %d tokens, want %d: each id is a block of %d tokens", len(row.blocks), row.input, want, blockTokens)
+	row.PromptTokens, row.OutputTokens, row.blocks = *line.InputLength, *line.OutputLength, line.HashIDs
+	if want := (row.PromptTokens + blockTokens - 1) / blockTokens; row.blocks != nil && len(row.blocks) != want {
+		return row, fmt.Errorf("has %d hash_ids for %d tokens, want %d: each id is a block of %d tokens", len(row.blocks), row.PromptTokens, want, blockTokens)
 	}
 	for _, id := range row.blocks {
 		if id < 0 || id >= 1<<48 {
@@ -250,27 +231,16 @@ func parseMooncake(text []byte) (row tracedRow, err error) {
 	return row, nil
 }
 
-func (t *traced) source(seed uint64) (at func(i int) *Request, longest int, notes []string) {
-	for _, row := range t.rows {
-		longest = max(longest, row.input+row.output)
-	}
-	notes = []string{t.layout}
-	if t.failed > 0 {
-		notes = append(notes, fmt.Sprintf("%d without prompt or answer left out", t.failed))
-	}
-	rows, vocab := t.rows, t.spec.VocabSize
-	return func(i int) *Request { return rows[i].request(seed, i, vocab) }, longest, notes
-}
-
-// request draws the prompt when it is needed, because all prompts of a trace do not fit in memory. Equal hash ids give
+// draw draws the prompt when it is needed, because all prompts of a trace do not fit in memory. Equal hash ids give
 // equal tokens, also in a last block that is shorter. Without hash ids no two prompts share anything.
-func (r tracedRow) request(seed uint64, number, vocab int) *Request {
-	ids := make([]int32, r.input)
+func (r recordedRow) draw(seed uint64, number, vocab int) *Request {
+	ids := make([]int32, r.PromptTokens)
 	if r.blocks == nil {
 		fill(chance(seed, traceDraws, 0, number), ids, vocab)
 	}
 	for i, id := range r.blocks {
-		fill(chance(seed, blockDraws, 0, int(id)), ids[i*blockTokens:min((i+1)*blockTokens, r.input)], vocab)
+		fill(chance(seed, blockDraws, 0, int(id)), ids[i*blockTokens:min((i+1)*blockTokens, len(ids))], vocab)
 	}
-	return &Request{Tokens: ids, PromptTokens: r.input, OutputTokens: r.output, Conversation: -1}
+	r.Tokens = ids
+	return &r.Request
 }

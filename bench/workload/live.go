@@ -13,12 +13,9 @@ const thinkCV = 1
 
 // live is a source of conversations that go on with the server's real answers. Its requests are first turns.
 type live struct {
-	name   string
-	order  *order
-	talks  []liveTalk
-	think  time.Duration
-	policy policy
-	bad    badRows
+	population
+	talks []liveTalk
+	think time.Duration
 }
 
 // A liveTalk is the user's part of one conversation.
@@ -48,36 +45,29 @@ func OpenLive(spec Spec, think time.Duration, seed uint64) (Source, error) {
 	case think < 0:
 		return nil, fmt.Errorf("think time %s must not be negative", think)
 	}
-	l := &live{think: think, policy: spec.policy(seed), bad: badRows{skip: spec.SkipBadRows}}
+	bad := badRows{skip: spec.SkipBadRows}
+	var talks []liveTalk
 	err = withFile(spec.Path, func(f io.Reader) (err error) {
-		l.talks, err = readTalks(f, spec, &l.bad)
+		talks, err = readTalks(f, spec, &bad)
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	if l.talks, err = choose(l.talks, spec, seed); err != nil {
+	if talks, err = choose(talks, spec, seed); err != nil {
 		return nil, err
 	}
-	l.order = newOrder(seed, len(l.talks))
-	l.name = "live " + spec.titleOf(len(l.talks), l.bad.note())
+	l := &live{newPopulation("live "+spec.titleOf(len(talks), bad.note()), spec, seed, len(talks)), talks, think}
+	l.bad = bad
 	return l, nil
 }
-
-func (l *live) Name() string { return l.name }
-
-func (l *live) Len() int { return len(l.talks) }
 
 // Longest returns 0, for unknown: prompts grow with the real answers.
 func (l *live) Longest() int { return 0 }
 
 func (l *live) Request(stream Stream, i int) *Request {
-	s := session{live: l, stream: stream, number: i, talk: l.talks[l.order.index(stream, i)]}
-	first := s.turn(0, nil)
-	if repetition := i / len(l.talks); repetition > 0 && l.policy.repeat == Salt {
-		return s.turn(0, l.policy.salted(first, stream, repetition).Messages)
-	}
-	return first
+	s := session{live: l, stream: stream, number: i, talk: l.talks[l.index(stream, i)]}
+	return l.salted(s.turn(0, s.talk[0].messages), stream, i)
 }
 
 // A session is one run of a conversation.
@@ -88,12 +78,8 @@ type session struct {
 	talk   liveTalk
 }
 
-// turn returns the request of turn t, from 0. said is the conversation up to and including that turn; nil means only the
-// turn's own messages.
+// turn returns the request of turn t, from 0. said is the conversation up to and including that turn.
 func (s session) turn(t int, said []Message) *Request {
-	if said == nil {
-		said = s.talk[t].messages
-	}
 	r := &Request{Messages: said, OutputTokens: s.talk[t].output, Conversation: s.number, Turn: t + 1}
 	if t+1 < len(s.talk) {
 		r.Next = func(answer string) (*Request, time.Duration) {
@@ -108,20 +94,13 @@ func (s session) turn(t int, said []Message) *Request {
 const maxTurns = 1 << 16
 
 func (s session) thinkTime(t int) time.Duration {
-	draw := chance(s.policy.seed, thinkDraws, s.stream, s.number*maxTurns+t)
+	draw := chance(s.seed, thinkDraws, s.stream, s.number*maxTurns+t)
 	return time.Duration(float64(s.think) * lognormal(draw, thinkCV))
 }
 
 // readTalks reads the conversations of a file, including those with one turn.
 func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 	var talks []liveTalk
-	add := func(messages []Message, output int) error {
-		talk, err := newTalk(messages, output, spec.OutputTokens)
-		if err == nil {
-			talks = append(talks, talk)
-		}
-		return err
-	}
 	var err error
 	if spec.Kind == "sharegpt" {
 		_, err = eachShareGPT(from, bad, func(entry shareGPTEntry) error {
@@ -129,25 +108,30 @@ func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 			if err != nil || len(messages) == 0 {
 				return err
 			}
-			return add(messages, 0)
+			talk, err := newTalk(messages, 0, spec.OutputTokens)
+			if err == nil {
+				talks = append(talks, talk)
+			}
+			return err
 		})
+		if err == nil && len(talks) == 0 {
+			err = bad.none()
+		}
 	} else {
-		err = newLineReader(from).each(bad, func(text []byte) error {
+		talks, err = readLines(from, bad, func(text []byte) (liveTalk, error) {
 			request, err := parseLine(text, spec)
 			if spec.Kind == "capture" {
 				request, _, err = spec.parseCapture(text, false)
 			}
 			if err != nil {
-				return err
+				return nil, err
 			}
-			return add(request.Messages, request.OutputTokens)
+			return newTalk(request.Messages, request.OutputTokens, spec.OutputTokens)
 		})
 	}
 	switch {
 	case err != nil:
 		return nil, err
-	case len(talks) == 0:
-		return nil, bad.none()
 	case !slices.ContainsFunc(talks, func(t liveTalk) bool { return len(t) > 1 }):
 		return nil, fmt.Errorf("none of its %d conversations has a second turn: use a file of conversations", len(talks))
 	}

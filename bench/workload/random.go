@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -52,7 +53,7 @@ func openDrawn(spec Spec, seed uint64) Source {
 func (s Spec) shape(seed uint64) (shape, string) {
 	d := shape{
 		seed: seed, vocab: s.VocabSize, prefixes: 1, prefix: s.PrefixTokens,
-		own: orElse(s.InputTokens, defaultInputTokens), answer: orElse(s.OutputTokens, defaultOutputTokens),
+		own: cmp.Or(s.InputTokens, defaultInputTokens), answer: cmp.Or(s.OutputTokens, defaultOutputTokens),
 		ownSpread: s.RangeRatio + s.InputRangeRatio, answerSpread: s.RangeRatio + s.OutputRangeRatio, // one of two is zero
 	}
 	name := fmt.Sprintf("%s %d/%d", s.Kind, d.own, d.answer)
@@ -62,12 +63,12 @@ func (s Spec) shape(seed uint64) (shape, string) {
 			name = fmt.Sprintf("random %d+%d/%d", d.prefix, d.own, d.answer)
 		}
 	case "prefix-repetition":
-		d.prefixes = orElse(s.Prefixes, defaultPrefixes)
-		d.prefix, d.own = orElse(s.PrefixTokens, defaultPrefixTokens), orElse(s.SuffixTokens, defaultSuffixTokens)
+		d.prefixes = cmp.Or(s.Prefixes, defaultPrefixes)
+		d.prefix, d.own = cmp.Or(s.PrefixTokens, defaultPrefixTokens), cmp.Or(s.SuffixTokens, defaultSuffixTokens)
 		name = fmt.Sprintf("prefix-repetition %d × %d+%d/%d", d.prefixes, d.prefix, d.own, d.answer)
 	case "shared-prefix":
 		// As in auto_tune.sh: prefix = INPUT_LEN * MIN_CACHE_HIT_PCT / 100, in whole tokens (0.14.1 and 0.33).
-		d.prefixes = orElse(s.Groups, 1)
+		d.prefixes = cmp.Or(s.Groups, 1)
 		d.prefix = min(int(float64(d.own)*s.HitPercent/100), d.own-1)
 		d.own -= d.prefix
 		name += fmt.Sprintf(", %g %% shared in groups: %d", s.HitPercent, d.prefixes)
@@ -79,13 +80,6 @@ func (s Spec) shape(seed uint64) (shape, string) {
 		name += fmt.Sprintf(" ±%g/%g %%", 100*d.ownSpread, 100*d.answerSpread)
 	}
 	return d, name
-}
-
-func orElse(n, otherwise int) int {
-	if n == 0 {
-		return otherwise
-	}
-	return n
 }
 
 // requests draws n requests. With inTurn they use the prefixes one after the other, because vllm bench serve uses each

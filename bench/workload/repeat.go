@@ -9,22 +9,16 @@ const (
 	ErrorEnded = "error" // Enough returns an error
 )
 
-// A policy says how a finite source repeats.
-type policy struct {
-	repeat string
-	seed   uint64
-	vocab  int
-}
-
-func (s Spec) policy(seed uint64) policy { return policy{s.Repeat, seed, s.VocabSize} }
-
 // saltTokens is how many tokens salt replaces. Four give 10^18 possibilities, so no first block occurs twice in the cache.
 const saltTokens = 4
 
-// salted returns the request with the beginning of its repetition. All requests of a repetition get the same beginning, so
-// they still share as much with each other as before.
-func (p policy) salted(r *Request, stream Stream, repetition int) *Request {
-	draw := chance(p.seed, saltDraws, stream, repetition)
+// salted returns the i-th request of a stream, with the beginning of its repetition if repetitions are salted. All requests
+// of a repetition get the same beginning, so they still share as much with each other as before.
+func (p *population) salted(r *Request, stream Stream, i int) *Request {
+	if i < p.n || p.repeat != Salt {
+		return r
+	}
+	draw := chance(p.seed, saltDraws, stream, i/p.n)
 	b := beginning{text: saltText(draw)}
 	if r.Tokens != nil {
 		b.tokens = make([]int32, saltTokens)
@@ -33,21 +27,10 @@ func (p policy) salted(r *Request, stream Stream, repetition int) *Request {
 	return b.of(r)
 }
 
-// policyOf returns the policy of a finite source.
-func policyOf(source Source) policy {
-	switch s := source.(type) {
-	case *finite:
-		return s.policy
-	case *live:
-		return s.policy
-	}
-	return policy{}
-}
-
 // Repeats returns how many of the first n requests of a stream are exact copies of earlier ones. The server's prefix cache
 // may have them. It is 0 for endless and for salted sources.
 func Repeats(source Source, n int) int {
-	if source.Len() == 0 || policyOf(source).repeat == Salt {
+	if source.Len() == 0 || populationOf(source).repeat == Salt {
 		return 0
 	}
 	return max(0, n-source.Len())
@@ -55,7 +38,7 @@ func Repeats(source Source, n int) int {
 
 // Enough returns an error if the source has fewer than n requests and must not repeat them.
 func Enough(source Source, n int) error {
-	if policyOf(source).repeat != ErrorEnded || n <= source.Len() {
+	if populationOf(source).repeat != ErrorEnded || n <= source.Len() {
 		return nil
 	}
 	return fmt.Errorf("%s: the run needs %d requests, so some would repeat, which repeat: error forbids: use a shorter window, a larger file or repeat: salt", source.Name(), n)

@@ -50,13 +50,8 @@ func (b *badRows) none() error {
 
 // Skipped returns how many unreadable rows of the source's file were left out, and the error of the first.
 func Skipped(source Source) (n int, first error) {
-	switch s := source.(type) {
-	case *finite:
-		return s.bad.n, s.bad.first
-	case *live:
-		return s.bad.n, s.bad.first
-	}
-	return 0, nil
+	bad := populationOf(source).bad
+	return bad.n, bad.first
 }
 
 var errEmpty = errors.New("the file is empty")
@@ -122,12 +117,37 @@ func (l *lineReader) each(bad *badRows, read func(text []byte) error) error {
 		case err != errTooLong:
 			return fmt.Errorf("line %d: %w", l.number, err)
 		}
-		if err != nil {
-			if err := bad.add(fmt.Errorf("line %d: %w", l.number, err)); err != nil {
-				return err
-			}
+		if err := l.check(bad, err); err != nil {
+			return err
 		}
 	}
+}
+
+// check counts the line that was read last as a bad row if err is not nil.
+func (l *lineReader) check(bad *badRows, err error) error {
+	if err == nil {
+		return nil
+	}
+	return bad.add(fmt.Errorf("line %d: %w", l.number, err))
+}
+
+// readLines parses every line of a file. A file without a usable line is an error.
+func readLines[T any](from io.Reader, bad *badRows, parse func(text []byte) (T, error)) ([]T, error) {
+	var all []T
+	err := newLineReader(from).each(bad, func(text []byte) error {
+		one, err := parse(text)
+		if err == nil {
+			all = append(all, one)
+		}
+		return err
+	})
+	if err == nil && len(all) == 0 {
+		err = bad.none()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return all, nil
 }
 
 // A bounded is an io.Reader with a limit on bytes. The caller resets left before each row.

@@ -47,49 +47,49 @@ func (p Plan) Schedule() Schedule {
 		case !(p.Rate > 0):
 			return
 		case p.Rescale:
-			p.send(yield, p.rescaled(), 0, n, Window, WindowStream)
+			send(yield, p.Source, part{Window, WindowStream.Draw(p.Draw), 0, n, p.rescaled().from(0)})
 			return
 		}
-		lead := p.clock(LeadInStream)
-		for i := 0; ; i++ {
-			due := lead.next()
-			if due >= p.LeadIn {
-				break
-			}
-			if !yield(Arrival{due, LeadIn, i, p.Source.Request(LeadInStream.Draw(p.Draw), i)}) {
-				return
-			}
+		lead := 0
+		for c := p.clock(LeadInStream); c.next() < p.LeadIn; {
+			lead++
 		}
-		if p.send(yield, p.clock(WindowStream), p.LeadIn, n, Window, WindowStream) {
-			p.send(yield, p.clock(RunOutStream), p.LeadIn+length, forEver, RunOut, RunOutStream)
-		}
+		send(yield, p.Source,
+			part{LeadIn, LeadInStream.Draw(p.Draw), 0, lead, p.clock(LeadInStream).from(0)},
+			part{Window, WindowStream.Draw(p.Draw), 0, n, p.clock(WindowStream).from(p.LeadIn)},
+			part{RunOut, RunOutStream.Draw(p.Draw), 0, forEver, p.clock(RunOutStream).from(p.LeadIn + length)})
 	}
 }
 
 // forEver is more requests than any run sends.
 const forEver = int(^uint(0) >> 1)
 
-// send yields n requests of a stream, due after from, and reports whether the caller wants more.
-func (p Plan) send(yield func(Arrival) bool, c *clock, from time.Duration, n int, phase Phase, stream Stream) bool {
-	for i := range n {
-		if !yield(Arrival{from + c.next(), phase, i, p.Source.Request(stream.Draw(p.Draw), i)}) {
-			return false
+// A part is a part of a schedule: n requests of a stream in one phase.
+type part struct {
+	phase  Phase
+	stream Stream
+	first  int // index of the first request in its stream
+	n      int
+	due    func() time.Duration // returns the due time of the next request
+}
+
+// send yields the parts of a schedule, one after the other.
+func send(yield func(Arrival) bool, source Source, parts ...part) {
+	for _, p := range parts {
+		for i := range p.n {
+			if !yield(Arrival{p.due(), p.phase, i, source.Request(p.stream, p.first+i)}) {
+				return
+			}
 		}
 	}
-	return true
 }
 
 // Schedule returns the arrivals of the pass. It is empty unless Rate is positive.
 func (p Pass) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
-		if !(p.Rate > 0) {
-			return
-		}
-		c := &clock{gap: Arrivals{}.gaps(chance(p.Seed, passDraws, p.Stream, p.First)), rate: p.Rate}
-		for i := range p.N {
-			if !yield(Arrival{c.next(), LeadIn, i, p.Source.Request(p.Stream, p.First+i)}) {
-				return
-			}
+		if p.Rate > 0 {
+			c := &clock{gap: Arrivals{}.gaps(chance(p.Seed, passDraws, p.Stream, p.First)), rate: p.Rate}
+			send(yield, p.Source, part{LeadIn, p.Stream, p.First, p.N, c.from(0)})
 		}
 	}
 }

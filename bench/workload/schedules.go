@@ -6,7 +6,7 @@ import (
 )
 
 // A Ramp is load whose rate rises or falls from request to request. All N requests are counted. A run-out at the last rate
-// goes on until the caller stops reading. The ramp is that of vllm bench serve, without rescaled times
+// goes on until the caller stops reading. The rates are as in vllm bench serve, without rescaled times
 // (_get_current_request_rate in vllm/benchmarks/serve.py, 0.14.1 and 0.33). vLLM has no run-out.
 type Ramp struct {
 	Source      Source
@@ -38,42 +38,29 @@ func (r Ramp) Counted() (n int, length time.Duration) {
 	if !r.valid() {
 		return 0, 0
 	}
-	for _, due := range r.window() {
-		length = due
+	due := r.due()
+	for range r.N {
+		length = due()
 	}
 	return r.N, length
 }
 
-// window yields the due times of the counted requests.
-func (r Ramp) window() func(yield func(int, time.Duration) bool) {
-	return func(yield func(int, time.Duration) bool) {
-		gap, at := r.gaps(WindowStream), 0.0
-		for i := range r.N {
-			at += gap() / r.rate(i)
-			if !yield(i, time.Duration(at*float64(time.Second))) {
-				return
-			}
-		}
+// due returns a function that returns the due times of the counted requests.
+func (r Ramp) due() func() time.Duration {
+	gap, at, i := r.gaps(WindowStream), 0.0, 0
+	return func() time.Duration {
+		at += gap() / r.rate(i)
+		i++
+		return time.Duration(at * float64(time.Second))
 	}
 }
 
 // Schedule returns the arrivals. The run-out goes on for ever. The schedule is empty unless the rates and N are positive.
 func (r Ramp) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
-		if !r.valid() {
-			return
-		}
-		var last time.Duration
-		for i, due := range r.window() {
-			if last = due; !yield(Arrival{due, Window, i, r.Source.Request(WindowStream, i)}) {
-				return
-			}
-		}
-		out := clock{gap: r.gaps(RunOutStream), rate: r.To}
-		for i := 0; ; i++ {
-			if !yield(Arrival{last + out.next(), RunOut, i, r.Source.Request(RunOutStream, i)}) {
-				return
-			}
+		if n, length := r.Counted(); n > 0 {
+			out := &clock{gap: r.gaps(RunOutStream), rate: r.To}
+			send(yield, r.Source, part{Window, WindowStream, 0, n, r.due()}, part{RunOut, RunOutStream, 0, forEver, out.from(length)})
 		}
 	}
 }
@@ -89,17 +76,9 @@ type Loop struct {
 // Schedule returns the arrivals, all due Asap. The run-out goes on for ever.
 func (l Loop) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
-		for _, part := range []struct {
-			phase  Phase
-			stream Stream
-			n      int
-		}{{LeadIn, LeadInStream, l.LeadIn}, {Window, WindowStream, l.N}, {RunOut, RunOutStream, forEver}} {
-			for i := range part.n {
-				if !yield(Arrival{Asap, part.phase, i, l.Source.Request(part.stream, i)}) {
-					return
-				}
-			}
-		}
+		asap := func() time.Duration { return Asap }
+		send(yield, l.Source, part{LeadIn, LeadInStream, 0, l.LeadIn, asap}, part{Window, WindowStream, 0, l.N, asap},
+			part{RunOut, RunOutStream, 0, forEver, asap})
 	}
 }
 
@@ -107,7 +86,7 @@ func (l Loop) Schedule() Schedule {
 // ones are the run-out. The schedule ends with the trace.
 type Replay struct {
 	Trace  *Trace
-	Source Source  // the requests to send; nil means those of the trace, in its order
+	Source Source  // the requests to send; nil means the requests of the trace, in its order
 	Speed  float64 // factor on the recorded speed; 0 means 1
 	N      int     // counted requests; 0 means all
 }
@@ -146,6 +125,17 @@ func (r Replay) Schedule() Schedule {
 				a.Request = r.Trace.request(i)
 			}
 			if !yield(a) {
+				return
+			}
+		}
+	}
+}
+
+// WithoutRunOut returns the schedule without its run-out, as in vllm bench serve. The last requests then see a falling load.
+func WithoutRunOut(schedule Schedule) Schedule {
+	return func(yield func(Arrival) bool) {
+		for a := range schedule {
+			if a.Phase == RunOut || !yield(a) {
 				return
 			}
 		}

@@ -5,36 +5,49 @@ import (
 	"sync"
 )
 
+// A population is what all finite sources have.
+type population struct {
+	*order
+	name   string
+	repeat string // as in Spec
+	vocab  int
+	bad    badRows
+}
+
+func newPopulation(name string, spec Spec, seed uint64, n int) population {
+	return population{order: &order{seed: seed, n: n, perms: make(map[Stream][]int)}, name: name, repeat: spec.Repeat, vocab: spec.VocabSize}
+}
+
+func (p *population) Name() string { return p.name }
+
+func (p *population) Len() int { return p.n }
+
+func (p *population) self() *population { return p }
+
+// populationOf returns the population of a source. It is empty for an endless source.
+func populationOf(source Source) *population {
+	if finite, ok := source.(interface{ self() *population }); ok {
+		return finite.self()
+	}
+	return new(population)
+}
+
 // A finite is a source with a fixed population. Each stream goes through it in its own order, again and again.
 type finite struct {
-	name    string
-	order   *order
+	population
 	at      func(i int) *Request // returns the i-th request of the population
 	longest int
-	policy  policy
-	bad     badRows
 }
 
 // newFinite returns a source of one or more requests in memory.
 func newFinite(name string, spec Spec, seed uint64, requests []Request) *finite {
-	return &finite{
-		name: name, order: newOrder(seed, len(requests)), at: func(i int) *Request { return &requests[i] },
-		longest: longest(requests), policy: spec.policy(seed),
-	}
+	return &finite{newPopulation(name, spec, seed, len(requests)), func(i int) *Request { return &requests[i] }, longest(requests)}
 }
-
-func (f *finite) Name() string { return f.name }
-
-func (f *finite) Len() int { return f.order.n }
 
 func (f *finite) Longest() int { return f.longest }
 
 func (f *finite) Request(stream Stream, i int) *Request {
-	request := f.at(f.order.index(stream, i))
-	if repetition := i / f.order.n; repetition > 0 && f.policy.repeat == Salt {
-		return f.policy.salted(request, stream, repetition)
-	}
-	return request
+	return f.salted(f.at(f.index(stream, i)), stream, i)
 }
 
 // An order is the order in which each stream goes through a population.
@@ -45,10 +58,6 @@ type order struct {
 
 	mu    sync.Mutex
 	perms map[Stream][]int
-}
-
-func newOrder(seed uint64, n int) *order {
-	return &order{seed: seed, n: n, perms: make(map[Stream][]int)}
 }
 
 // index returns the index in the population of the stream's i-th request. Recorded traffic is not shuffled, because

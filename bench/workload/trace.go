@@ -44,58 +44,52 @@ func (t *Trace) meanGap() float64 {
 	return float64(t.times[len(t.times)-1]) / float64(len(t.times)-1)
 }
 
-// A recorder reads the rows of one kind of recorded traffic.
-type recorder interface {
-	// read reads the file. With timed, a row without a time is bad.
-	read(from io.Reader, timed bool, bad *badRows) error
-	// times returns the arrival times of the rows, from any start. It may only follow a timed read.
-	times() []time.Duration
-	// keep keeps the given rows, in the given order.
-	keep(rows []int)
-	// source returns the population of a finite source: a function for the i-th request, the longest length, and notes for
-	// the source's name.
-	source(seed uint64) (at func(i int) *Request, longest int, notes []string)
-	len() int
+// A recordedRow is one request of recorded traffic. The request has no prompt if the record has only its length.
+type recordedRow struct {
+	Request
+	at     time.Duration // when it arrived, on any clock
+	blocks []int64       // hash ids of the prompt; nil if the record does not say what prompts share
 }
 
 // openRecorded reads recorded traffic. Rows stay in the order of the file, or with timed in the order of their times. If
 // the spec wants fewer rows, it gets the first ones.
 func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
-	var in recorder = &captured{spec: spec}
-	if spec.Kind == "trace" {
-		in = &traced{spec: spec}
-	}
 	bad := badRows{skip: spec.SkipBadRows}
-	err := withFile(spec.Path, func(f io.Reader) error { return in.read(f, timed, &bad) })
+	var rows []recordedRow
+	var notes []string
+	err := withFile(spec.Path, func(f io.Reader) (err error) {
+		if spec.Kind == "trace" {
+			rows, notes, err = readTraced(f, spec, &bad)
+		} else {
+			rows, err = readCaptures(f, spec, timed, &bad)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	if err := spec.checkRequests(in.len()); err != nil {
+	if err := spec.checkRequests(len(rows)); err != nil {
 		return nil, err
 	}
-	rows := make([]int, in.len())
-	for i := range rows {
-		rows[i] = i
-	}
-	t := &Trace{}
 	if timed {
-		times := in.times()
-		slices.SortStableFunc(rows, func(a, b int) int { return cmp.Compare(times[a], times[b]) })
-		for _, row := range rows {
-			t.times = append(t.times, times[row]-times[rows[0]])
-		}
+		slices.SortStableFunc(rows, func(a, b recordedRow) int { return cmp.Compare(a.at, b.at) })
 	}
 	if spec.Requests > 0 {
 		rows = rows[:spec.Requests]
-		t.times = t.times[:min(len(t.times), spec.Requests)]
 	}
-	in.keep(rows)
-	at, longest, notes := in.source(seed)
-	t.source = &finite{
-		name: spec.titleOf(len(rows), append(notes, bad.note())...), order: newOrder(seed, len(rows)),
-		at: at, longest: longest, policy: spec.policy(seed), bad: bad,
+	t := &Trace{}
+	requests := make([]Request, len(rows))
+	for i, row := range rows {
+		requests[i] = row.Request
+		if timed {
+			t.times = append(t.times, row.at-rows[0].at)
+		}
 	}
-	t.source.order.recorded = true
+	t.source = newFinite(spec.titleOf(len(rows), append(notes, bad.note())...), spec, seed, requests)
+	t.source.bad, t.source.order.recorded = bad, true
+	if spec.Kind == "trace" {
+		t.source.at = func(i int) *Request { return rows[i].draw(seed, i, spec.VocabSize) }
+	}
 	return t, nil
 }
 

@@ -102,7 +102,7 @@ type Plan struct {
 	Arrivals    Arrivals      // distribution of the gaps between arrivals
 	Draw        int           // number of the independent draw of requests and arrivals, from 0
 
-	// Rescale makes the arrivals those of vllm bench serve (get_request in vllm/benchmarks/serve.py, 0.14.1 and 0.33). There
+	// Rescale times the arrivals like vllm bench serve (get_request in vllm/benchmarks/serve.py, 0.14.1 and 0.33). There
 	// are exactly MinRequests, all counted, with times stretched so that the last one is due at MinRequests/Rate. There is
 	// no lead-in and no run-out; LeadIn and Window are not used.
 	Rescale bool

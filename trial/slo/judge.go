@@ -244,7 +244,7 @@ func (l Limit) values(to []float64, s *bench.Sample) []float64 {
 // overdue returns the lowest latency that a pending request can still have, in milliseconds, if that is over the limit.
 func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
 	metric, ok := pinned[l.Metric]
-	if !ok || !(bench.Limit{Metric: metric, Max: l.Max}).Overdue(s, bench.Rules033, now) {
+	if !ok || !(bench.Limit{Metric: metric, Max: l.Max}).Overdue(s, now) {
 		return 0, false
 	}
 	switch {

@@ -45,7 +45,7 @@ func growthOf(samples []bench.Sample, least clearGrowth) growth {
 	if last-begin < least.span || end <= begin {
 		return growth{}
 	}
-	ttft := bench.TrendOf(samples, last, last-begin, bench.Rules033, nil).TTFT
+	ttft := bench.TTFTSlope(samples, last)
 	if ttft.PerSecond < least.perSecond || ttft.PerSecond < least.errors*ttft.StdErr {
 		return growth{}
 	}
