@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"vllmtuner/serverctl/exposition"
 )
 
 // maxMetrics is how many bytes of an exporter's page are read. Sixteen GPUs with all profiling fields take 200 KiB.
@@ -106,30 +108,30 @@ const dcgmBlank = 0x7ffffff0
 
 // parseDCGM parses the exporter's text. A device that MIG has divided shows each of its instances.
 func parseDCGM(text string) ([]GPU, error) {
-	samples, err := parseSamples(text)
+	samples, err := exposition.Parse(text)
 	if err != nil {
 		return nil, err
 	}
 	gpus, reserved := map[string]*GPU{}, map[string]float64{}
 	for _, s := range samples {
-		of, known := dcgmFields[s.name]
+		of, known := dcgmFields[s.Name]
 		if !known {
 			continue
 		}
-		key := s.labels["gpu"] + " " + s.labels["UUID"] + " " + s.labels["GPU_I_ID"]
+		key := s.Labels["gpu"] + " " + s.Labels["UUID"] + " " + s.Labels["GPU_I_ID"]
 		g := gpus[key]
 		if g == nil {
-			g = s.device()
+			g = device(s.Labels)
 			gpus[key] = g
 		}
 		switch {
-		case math.IsNaN(s.value) || s.value < 0 || s.value >= dcgmBlank:
+		case math.IsNaN(s.Value) || s.Value < 0 || s.Value >= dcgmBlank:
 		case of != nil:
-			*of(g) = &s.value
-		case s.name == dcgmReserved:
-			reserved[key] = s.value
+			*of(g) = &s.Value
+		case s.Name == dcgmReserved:
+			reserved[key] = s.Value
 		default:
-			g.Throttle = throttle(uint64(s.value))
+			g.Throttle = throttle(uint64(s.Value))
 		}
 	}
 	if len(gpus) == 0 {
@@ -148,13 +150,13 @@ func parseDCGM(text string) ([]GPU, error) {
 }
 
 // device returns a GPU with the labels of a sample. All samples of one GPU have the same labels.
-func (s sample) device() *GPU {
-	g := &GPU{UUID: s.labels["UUID"], Name: s.labels["modelName"], Driver: s.labels["DCGM_FI_DRIVER_VERSION"]}
-	if n, err := strconv.Atoi(s.labels["gpu"]); err == nil && n >= 0 {
+func device(labels map[string]string) *GPU {
+	g := &GPU{UUID: labels["UUID"], Name: labels["modelName"], Driver: labels["DCGM_FI_DRIVER_VERSION"]}
+	if n, err := strconv.Atoi(labels["gpu"]); err == nil && n >= 0 {
 		g.Index = n
 	}
-	if profile := s.labels["GPU_I_PROFILE"]; profile != "" {
-		g.MIG = fmt.Sprintf("%s #%s", profile, s.labels["GPU_I_ID"])
+	if profile := labels["GPU_I_PROFILE"]; profile != "" {
+		g.MIG = fmt.Sprintf("%s #%s", profile, labels["GPU_I_ID"])
 	}
 	return g
 }
