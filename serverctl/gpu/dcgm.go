@@ -83,24 +83,21 @@ func (d *DCGM) page(ctx context.Context) (string, error) {
 	return string(text), err
 }
 
-// dcgmFields maps the names of dcgm_fields.h to our fields. Memory is in MiB, power in W, clocks in MHz.
-var dcgmFields = map[string]func(*GPU) **float64{
-	"DCGM_FI_DEV_FB_TOTAL":               func(g *GPU) **float64 { return &g.TotalMiB },
-	"DCGM_FI_DEV_FB_USED":                func(g *GPU) **float64 { return &g.UsedMiB },
-	"DCGM_FI_DEV_FB_FREE":                func(g *GPU) **float64 { return &g.FreeMiB },
-	"DCGM_FI_DEV_GPU_UTIL":               func(g *GPU) **float64 { return &g.Utilization },
-	"DCGM_FI_DEV_POWER_USAGE":            func(g *GPU) **float64 { return &g.PowerW },
-	"DCGM_FI_DEV_POWER_MGMT_LIMIT":       func(g *GPU) **float64 { return &g.PowerLimitW },
-	"DCGM_FI_DEV_SM_CLOCK":               func(g *GPU) **float64 { return &g.SMClockMHz },
-	"DCGM_FI_DEV_MEM_CLOCK":              func(g *GPU) **float64 { return &g.MemoryClockMHz },
-	"DCGM_FI_DEV_GPU_TEMP":               func(g *GPU) **float64 { return &g.TemperatureC },
-	dcgmReserved:                         nil,
-	"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": nil, // up to DCGM 3.2
-	"DCGM_FI_DEV_CLOCKS_EVENT_REASONS":   nil, // the same mask since
-}
+// dcgmFigures maps the names of DCGM to the figures of a GPU.
+var dcgmFigures = func() map[string]func(*GPU) **float64 {
+	named := map[string]func(*GPU) **float64{}
+	for _, f := range figures {
+		named[f.dcgm] = f.of
+	}
+	return named
+}()
 
-// dcgmReserved is the memory that the driver keeps. Reserved, used and free make up the total.
-const dcgmReserved = "DCGM_FI_DEV_FB_RESERVED"
+const (
+	// dcgmReserved is the memory that the driver keeps. Reserved, used and free make up the total.
+	dcgmReserved = "DCGM_FI_DEV_FB_RESERVED"
+	// dcgmThrottle is the mask of reasons, up to DCGM 3.2; dcgmEvents is its name since.
+	dcgmThrottle, dcgmEvents = "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
+)
 
 // dcgmBlank is the lowest value that stands for "no value" (DCGM_INT32_BLANK in dcgm_structs.h; those of 64 bits and
 // of floating point are higher). The exporter omits most of them.
@@ -114,8 +111,8 @@ func parseDCGM(text string) ([]GPU, error) {
 	}
 	gpus, reserved := map[string]*GPU{}, map[string]float64{}
 	for _, s := range samples {
-		of, known := dcgmFields[s.Name]
-		if !known {
+		of := dcgmFigures[s.Name]
+		if of == nil && !slices.Contains([]string{dcgmReserved, dcgmThrottle, dcgmEvents}, s.Name) {
 			continue
 		}
 		key := s.Labels["gpu"] + " " + s.Labels["UUID"] + " " + s.Labels["GPU_I_ID"]

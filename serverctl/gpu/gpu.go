@@ -56,6 +56,23 @@ type GPU struct {
 	Unsaid map[string]string `json:"unsaid,omitempty"` // by the source's name of the field
 }
 
+// figures are the numbers of a GPU, by their names in nvidia-smi and in DCGM's dcgm_fields.h. Both sources give memory in
+// MiB, power in W, and clocks in MHz.
+var figures = []struct {
+	smi, dcgm string
+	of        func(*GPU) **float64
+}{
+	{"memory.total", "DCGM_FI_DEV_FB_TOTAL", func(g *GPU) **float64 { return &g.TotalMiB }},
+	{"memory.used", "DCGM_FI_DEV_FB_USED", func(g *GPU) **float64 { return &g.UsedMiB }},
+	{"memory.free", "DCGM_FI_DEV_FB_FREE", func(g *GPU) **float64 { return &g.FreeMiB }},
+	{"utilization.gpu", "DCGM_FI_DEV_GPU_UTIL", func(g *GPU) **float64 { return &g.Utilization }},
+	{"power.draw", "DCGM_FI_DEV_POWER_USAGE", func(g *GPU) **float64 { return &g.PowerW }},
+	{"power.limit", "DCGM_FI_DEV_POWER_MGMT_LIMIT", func(g *GPU) **float64 { return &g.PowerLimitW }},
+	{"clocks.sm", "DCGM_FI_DEV_SM_CLOCK", func(g *GPU) **float64 { return &g.SMClockMHz }},
+	{"clocks.mem", "DCGM_FI_DEV_MEM_CLOCK", func(g *GPU) **float64 { return &g.MemoryClockMHz }},
+	{"temperature.gpu", "DCGM_FI_DEV_GPU_TEMP", func(g *GPU) **float64 { return &g.TemperatureC }},
+}
+
 // The values of GPU.Throttle. The first five come from settings and load; the others mean that the machine needs
 // attention.
 const (
