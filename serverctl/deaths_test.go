@@ -23,7 +23,7 @@ func whose(e *ExitError) string {
 
 // explain passes the log of a case to a logbook, and returns the death that it finds.
 func explain(when, exit, log string) *ExitError {
-	l := &logbook{loaded: when == "load"}
+	l := &logbook{logState: logState{loaded: when == "load"}}
 	l.Write([]byte(log))
 	l.close()
 	code, err := strconv.Atoi(exit)

@@ -77,15 +77,12 @@ func (c *capped) Write(b []byte) (int, error) {
 
 // lastSaid returns the last lines of a failed help.
 func lastSaid(text string) string {
-	if strings.TrimSpace(text) == "" {
+	if text = strings.TrimSpace(text); text == "" {
 		return "it printed nothing"
 	}
-	return "its last lines: " + lastLines(text, 3)
-}
-
-func lastLines(text string, n int) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], " | ")
+	const shown = 3
+	lines := strings.Split(text, "\n")
+	return "its last lines: " + strings.Join(lines[max(0, len(lines)-shown):], " | ")
 }
 
 var (

@@ -64,7 +64,7 @@ func TestDeathsAreRecognised(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			l := &logbook{loaded: row.loaded}
+			l := &logbook{logState: logState{loaded: row.loaded}}
 			l.Write(text)
 			l.close()
 			if e := l.death(endingWith(row.code)); e.Class != row.class || !strings.Contains(e.Evidence, row.evidence) || e.Code != row.code {
@@ -112,7 +112,7 @@ func TestCausesSayMoreThanTheClass(t *testing.T) {
 		{"a model that is not there", "OSError: /m does not appear to have a file named config.json", false, 1, ModelNotFound, "", true},
 		{"an engine in Dynamo's layout of the log", "2025-11-20T19:48:19.123456Z ERROR core.run_engine_core: torch.OutOfMemoryError: CUDA out of memory.", false, 1, OOMStart, "", false},
 	} {
-		l := &logbook{loaded: row.loaded}
+		l := &logbook{logState: logState{loaded: row.loaded}}
 		l.Write([]byte(row.text))
 		l.close()
 		if e := l.death(endingWith(row.code)); e.Class != row.class || e.Cause != row.cause || e.Fatal() != row.fatal {
@@ -134,8 +134,8 @@ func TestWeightsThatAreStillReadAreTheDisksFault(t *testing.T) {
 	l.begin(time.Now())
 	fmt.Fprint(&l, "INFO 11-20 19:48:19 [gpu_model_runner.py:55] Starting to load model /m...\n")
 	fmt.Fprint(&l, "Loading safetensors checkpoint shards:   0% Completed | 0/4\rLoading safetensors checkpoint shards:  25% Completed | 1/4")
-	if _, phase := l.learnt(); phase != "loading the weights, 25 %" {
-		t.Errorf("the phase is %q", phase)
+	if now := l.now(); now.progress() != "loading the weights, 25 %" {
+		t.Errorf("the phase is %q", now.progress())
 	}
 	s := &Server{log: &l, config: Config{StartTimeout: time.Minute}}
 	if exit := s.startTimeout("/health"); exit.Class != Infrastructure || exit.Cause != SlowDisk || !strings.Contains(exit.Evidence, "25 % of the weights") {
@@ -186,7 +186,7 @@ func TestFactsOfBothLayouts(t *testing.T) {
 	} {
 		var l logbook
 		l.Write([]byte(row.text))
-		if got, _ := l.learnt(); !reflect.DeepEqual(got, row.want) {
+		if got := l.now().facts; !reflect.DeepEqual(got, row.want) {
 			t.Errorf("%s: facts = %+v, want %+v", row.name, got, row.want)
 		}
 	}
@@ -201,7 +201,7 @@ func TestTheTailHoldsTheLastLinesWithoutNoise(t *testing.T) {
 	fmt.Fprint(l, "INFO:     127.0.0.1:1 - \"GET /health HTTP/1.1\" 200 OK\n\n")
 	fmt.Fprint(l, "Loading:  10%\rLoading:  50%\rLoad", "ing: 100%\r\n\x1b[0;36mcoloured\x1b[0m without end")
 	l.close()
-	tail := l.last()
+	tail := l.now().tail
 	if len(tail) != 50 || !slices.Equal(tail[47:], []string{"line 59", "Loading: 100%", "coloured without end"}) {
 		t.Errorf("tail = %q", tail)
 	}
@@ -219,7 +219,7 @@ func TestALogThatCannotBeWrittenDoesNotStopTheReading(t *testing.T) {
 	if _, err := l.Write([]byte("INFO 11-20 19:48:06 [api_server.py:1272] vLLM API server version 0.14.1\n")); err != nil {
 		t.Fatal(err)
 	}
-	if f, _ := l.learnt(); f.Version != "0.14.1" {
+	if f := l.now().facts; f.Version != "0.14.1" {
 		t.Errorf("facts = %+v", f)
 	}
 	if err := l.close(); err == nil || !strings.Contains(err.Error(), "no space left") {
@@ -257,7 +257,7 @@ func TestASignThatWasSurvivedIsNotTheDeath(t *testing.T) {
 		{"an old sign says nothing", 2 * staleSign, "", CrashLoad},
 		{"a fresh one does", 0, "", Infrastructure},
 	} {
-		l := &logbook{loaded: true}
+		l := &logbook{logState: logState{loaded: true}}
 		l.Write([]byte(files))
 		l.signs.at = l.signs.at.Add(-row.age)
 		l.Write([]byte(row.rest))

@@ -2,6 +2,7 @@ package serverctl
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"regexp"
 	"strings"
@@ -27,7 +28,8 @@ var resolvedFlags = map[string]string{
 // its command line and, from /metrics, defaults that it chose by GPU and model. Flags that it does not tell are
 // missing, which is no error.
 func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
-	args := s.log.nonDefault()
+	args := map[string]string{}
+	maps.Copy(args, s.log.now().args)
 	a, err := s.call(ctx, http.MethodGet, "/metrics", nil, callTimeout)
 	if err != nil || a.status != http.StatusOK {
 		return args

@@ -73,12 +73,12 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 		var l logbook
 		l.begin(time.Now())
 		fmt.Fprint(&l, log.String())
-		f, _ := l.learnt()
+		f := l.now().facts
 		tokens, concurrency := f.KVCacheTokens, f.MaxConcurrency
 		if f.Version != version || !f.Simulated || tokens == 0 || concurrency == 0 || f.KVCacheGiB == 0 || f.ModelGiB != 8 || f.GraphGiB == 0 {
 			t.Errorf("%s: the facts are %+v", version, f)
 		}
-		if args := l.nonDefault(); args["max-num-seqs"] != "8" || args["model"] != "/m" || args["api-key"] != "" {
+		if args := l.now().args; args["max-num-seqs"] != "8" || args["model"] != "/m" || args["api-key"] != "" {
 			t.Errorf("%s: the args are %v", version, args)
 		}
 		var phases []string

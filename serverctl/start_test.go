@@ -294,7 +294,7 @@ func TestSecretsAreInNoLogAndNoTail(t *testing.T) {
 	c.Env["HF_TOKEN"], c.Env["MYCRED"] = "token-in-env", "value-of-a-reference"
 	c.Secrets = []string{"value-of-a-reference"}
 	s := start(t, c)
-	text := seen.all() + strings.Join(s.log.last(), "\n")
+	text := seen.all() + strings.Join(s.log.now().tail, "\n")
 	for _, secret := range []string{"key-of-the-api", "key-in-args", "token-in-args", "token-in-env", "value-of-a-reference"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%q is in the log", secret)

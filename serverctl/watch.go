@@ -40,7 +40,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			return nil
 		case err := <-ping:
 			if ping = nil; err != nil && ctx.Err() == nil {
-				return s.hang(NoToken, fmt.Sprintf("an idle server generated no token for our request within %v: %v", s.config.HangTimeout, err))
+				return s.failure(Hang, NoToken, "an idle server generated no token for our request within %v: %v", s.config.HangTimeout, err)
 			}
 			continue
 		case <-s.process.Exited():
@@ -65,16 +65,16 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			failures = 0
 		}
 		if failures >= s.config.limits.healthFailures {
-			if s.log.askedToEnd() { // the server then waits for its clients; 0.14.1 has no limit for this wait
+			if s.log.now().signs.outside != nil { // the server then waits for its clients; 0.14.1 has no limit for this wait
 				return s.death(ending{code: -1})
 			}
-			return s.hang(Deaf, fmt.Sprintf("/health failed %d times in a row: %v", failures, err))
+			return s.failure(Hang, Deaf, "/health failed %d times in a row: %v", failures, err)
 		}
 		if now := time.Now(); failures == 0 && !now.Before(next) {
 			next = now.Add(s.config.limits.sampleEvery)
 			_ = s.seeShm() // processes come and go; Stop reports what it cannot see
 			if evidence := s.readCounters(ctx, &still); evidence != "" {
-				return s.hang(NoToken, evidence)
+				return s.failure(Hang, NoToken, "%s", evidence)
 			}
 			if ping == nil && still.tooQuiet(now) {
 				ping = s.ping(ctx)
@@ -104,7 +104,7 @@ func (s *Server) ping(ctx context.Context) chan error {
 
 // engineDeath waits briefly for the engine's last words: the API server may answer before they came through the pipe.
 func (s *Server) engineDeath() *ExitError {
-	for deadline := time.Now().Add(lastWords); !s.log.told() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(lastWords); s.log.now().signs.known == nil && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
 	}
 	e := s.death(ending{code: -1, words: "/health answers 503: the engine is dead"})
@@ -149,8 +149,9 @@ func (s *Server) readCounters(ctx context.Context, still *stillness) (evidence s
 	return still.see(now, c)
 }
 
-func (s *Server) hang(cause Cause, evidence string) *ExitError {
-	return &ExitError{Class: Hang, Cause: cause, Evidence: evidence, Code: -1, Tail: s.log.last()}
+// failure returns the failure of a server that still runs.
+func (s *Server) failure(class Class, cause Cause, format string, args ...any) *ExitError {
+	return &ExitError{Class: class, Cause: cause, Evidence: fmt.Sprintf(format, args...), Code: -1, Tail: s.log.now().tail}
 }
 
 // A stillness tracks how long a server has had requests without making progress.
