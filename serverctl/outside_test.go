@@ -65,7 +65,7 @@ func TestAServerThatIsEndedFromOutside(t *testing.T) {
 			}
 			if row.signal == request {
 				s.call(t.Context(), http.MethodPost, "/v1/completions", map[string]string{"model": "tiny", "prompt": "x"}, time.Second)
-			} else if err := syscall.Kill(s.process.PID(), row.signal); err != nil {
+			} else if err := syscall.Kill(s.process.Record().PID, row.signal); err != nil {
 				t.Fatal(err)
 			}
 			select {

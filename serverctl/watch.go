@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -47,7 +48,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			s.log.close() // Stop reports its error
 			// The exit code is 0 when the engine died and the API server then shut down normally.
 			what := "the server ended by itself: "
-			if s.process.ExitCode() < 0 {
+			if s.process.State().ExitCode() < 0 {
 				what = "the server's first process was ended: "
 			}
 			return s.death(s.ending(what))
@@ -116,7 +117,12 @@ func (s *Server) engineDeath() *ExitError {
 
 // ending returns how the server's first process ended, with words in front of its own.
 func (s *Server) ending(what string) ending {
-	return ending{s.process.ExitCode(), s.process.Signal(), what + s.process.Ending()}
+	state := s.process.State()
+	end := ending{code: state.ExitCode(), words: what + state.String()}
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		end.signal = status.Signal()
+	}
+	return end
 }
 
 // death explains the end of the server by its log, and a killed process by the kernel's counter.

@@ -95,12 +95,12 @@ func withoutPidfds(t *testing.T) {
 func TestOrphansAreReapedWhileTheServerLives(t *testing.T) {
 	p, said := startTalking(t, "zombie-maker", "made one")
 	eventually(t, "ten orphans", func() bool { return strings.Count(said.String(), "made one") >= 10 })
-	freeze(t, p.PID()) // only those that are already dying still die
+	freeze(t, p.record.PID) // only those that are already dying still die
 	eventually(t, "all orphans are reaped", func() bool {
 		left, err := descendants()
 		return err == nil && !slices.ContainsFunc(left, func(s stat) bool { return s.dead() && s.parent == os.Getpid() })
 	})
-	if !alive(p.PID()) {
+	if !alive(p.record.PID) {
 		t.Error("the server is dead")
 	}
 	if err := p.Stop(t.Context(), 0); err != nil {

@@ -47,7 +47,7 @@ func testStopLeavesNothing(t *testing.T) {
 			p := start(t, row.role, row.ready)
 			if row.members > 0 {
 				eventually(t, fmt.Sprintf("%d members", row.members), func() bool {
-					return len(members(t, p)) == row.members && (row.role != "abandon" || !alive(p.PID()))
+					return len(members(t, p)) == row.members && (row.role != "abandon" || !alive(p.record.PID))
 				})
 			}
 			if row.freeze {
@@ -98,11 +98,11 @@ func TestStopKillsAtOnceWhenTheContextEnds(t *testing.T) {
 	if err := p.Stop(ctx, time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if p.Signal() != syscall.SIGKILL || p.ExitCode() != -1 {
-		t.Errorf("signal %v, exit code %d; want SIGKILL and -1", p.Signal(), p.ExitCode())
+	if state := p.State(); state.String() != "signal: killed" || state.ExitCode() != -1 {
+		t.Errorf("it ended with %v, exit code %d; want SIGKILL and -1", state, state.ExitCode())
 	}
-	if took := time.Since(begin); took > 5*time.Second || alive(p.PID()) {
-		t.Errorf("Stop took %v, alive %v; want it dead at once", took, alive(p.PID()))
+	if took := time.Since(begin); took > 5*time.Second || alive(p.record.PID) {
+		t.Errorf("Stop took %v, alive %v; want it dead at once", took, alive(p.record.PID))
 	}
 }
 
@@ -113,8 +113,8 @@ func TestExitIsReportedWithCodeAndLastWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-p.Exited()
-	if p.Signal() != 0 || p.ExitCode() != 7 || !strings.Contains(out.String(), "last words") {
-		t.Errorf("exit code %d with output %q, want 7 with its last words", p.ExitCode(), out.String())
+	if p.State().ExitCode() != 7 || !strings.Contains(out.String(), "last words") {
+		t.Errorf("it ended with %v and output %q, want 7 with its last words", p.State(), out.String())
 	}
 	if err := p.Stop(t.Context(), time.Minute); err != nil {
 		t.Error(err)
@@ -192,8 +192,8 @@ func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
 	}
 	churn.Wait()
 	for _, p := range children {
-		if !alive(p.PID()) {
-			t.Errorf("child %d died with a thread", p.PID())
+		if !alive(p.record.PID) {
+			t.Errorf("child %d died with a thread", p.record.PID)
 		}
 	}
 }

@@ -18,12 +18,11 @@ type registry struct {
 	newGroup func(token string) (cgroup, error) // newCgroup; tests replace it
 	held     func() (map[int]bool, error)       // heldPidfds; tests replace it
 
-	mu       sync.Mutex
-	trees    []*Process   // begun and not released, in the order of their start
-	marks    map[int]mark // what the last scan found, by PID
-	pidfds   bool         // os/exec was seen to hold a pidfd of its child
-	obstacle error        // why the last tree has no cgroup
-	reaper   *reaper      // runs while there are trees
+	mu     sync.Mutex
+	trees  []*Process   // begun and not released, in the order of their start
+	marks  map[int]mark // what the last scan found, by PID
+	pidfds bool         // os/exec was seen to hold a pidfd of its child
+	reaper *reaper      // runs while there are trees
 
 	watchdog watchdog // its lock is taken before ours
 }
@@ -37,10 +36,10 @@ type mark struct {
 // begin registers a tree before it has a process: it makes the cgroup and tells the watchdog the token. If we are
 // killed during the fork, these two find what was born.
 func (h *registry) begin(p *Process) {
-	_ = becomeSubreaper() // if it fails, the other marks find orphans
-	group, err := h.newGroup(p.record.Token)
+	_ = becomeSubreaper()                  // if it fails, the other marks find orphans
+	group, _ := h.newGroup(p.record.Token) // without a cgroup, the other marks find the processes
 	h.mu.Lock()
-	p.record.Cgroup, h.obstacle = string(group), err
+	p.record.Cgroup = string(group)
 	h.trees = append(h.trees, p)
 	if h.reaper == nil {
 		h.reaper = startReaper(h)
@@ -74,23 +73,13 @@ func (h *registry) end(p *Process) {
 	}
 }
 
-// dropGroup removes the cgroup of a tree that could not use it, and keeps the reason.
-func (h *registry) dropGroup(p *Process, reason error) {
+// dropGroup removes the cgroup of a tree that could not use it.
+func (h *registry) dropGroup(p *Process) {
 	h.mu.Lock()
 	group := p.record.group()
-	p.record.Cgroup, h.obstacle = "", reason
+	p.record.Cgroup = ""
 	h.mu.Unlock()
-	h.removeGroup(group)
-}
-
-// removeGroup removes the cgroup of a tree that is gone. A cgroup that cannot be removed is empty and harmless, so
-// only doctor shows the reason.
-func (h *registry) removeGroup(group cgroup) {
-	if err := group.remove(); err != nil {
-		h.mu.Lock()
-		h.obstacle = err
-		h.mu.Unlock()
-	}
+	_ = group.remove() // a cgroup that cannot be removed is empty and harmless
 }
 
 // records returns the records of all trees.
