@@ -143,12 +143,8 @@ func (s *Server) stop(ctx context.Context) error {
 			return err
 		}
 	}
-	swept, err := s.shm.Sweep()
-	if err != nil {
+	if s.ended.Shm, err = s.shm.Sweep(); err != nil {
 		return err
-	}
-	for _, segment := range swept {
-		s.ended.Shm = append(s.ended.Shm, segment.Name)
 	}
 	return s.awaitMemory(context.WithoutCancel(ctx))
 }

@@ -12,19 +12,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// A Segment is one file of shared memory.
-type Segment struct {
-	Name    string    `json:"name"`
-	Bytes   int64     `json:"bytes"` // disk usage; the apparent size of a server's files is much larger
-	Inode   uint64    `json:"inode"`
-	UID     int       `json:"uid"` // of its owner
-	ModTime time.Time `json:"mod_time"`
-}
 
 // A ShmWatch distinguishes the shared memory of one server from everybody else's, so that the files of a killed
 // server can be removed: psm_* of Python's multiprocessing.shared_memory, sem.mp-* of its semaphores, torch_<pid>_*
@@ -48,9 +38,8 @@ type key struct {
 	inode uint64
 }
 
-// listShm returns the regular files of a directory for shared memory, in the order of their names. A missing
-// directory has none.
-func listShm(dir string) ([]Segment, error) {
+// listShm returns our user's regular files in a directory for shared memory. A missing directory has none.
+func listShm(dir string) (map[key]bool, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -58,7 +47,7 @@ func listShm(dir string) ([]Segment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list shared memory: %w", err)
 	}
-	var all []Segment
+	all := map[key]bool{}
 	for _, entry := range entries {
 		info, err := entry.Info()
 		if errors.Is(err, fs.ErrNotExist) {
@@ -67,10 +56,8 @@ func listShm(dir string) ([]Segment, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list shared memory: %w", err)
 		}
-		if stat, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() {
-			all = append(all, Segment{
-				Name: info.Name(), Bytes: stat.Blocks * 512, Inode: stat.Ino, UID: int(stat.Uid), ModTime: info.ModTime(),
-			})
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() && int(stat.Uid) == os.Geteuid() {
+			all[key{info.Name(), stat.Ino}] = true
 		}
 	}
 	return all, nil
@@ -87,8 +74,8 @@ func WatchShm(dir string) (*ShmWatch, error) {
 		dir: dir, proc: "/proc", lease: exclusive,
 		names: map[string]bool{}, inodes: map[uint64]bool{}, held: map[key]bool{}, members: map[int]bool{},
 	}
-	for _, s := range before {
-		w.names[s.Name], w.inodes[s.Inode] = true, true
+	for k := range before {
+		w.names[k.name], w.inodes[k.inode] = true, true
 	}
 	return w, nil
 }
@@ -117,20 +104,11 @@ func (w *ShmWatch) Observe(pids []int) error {
 	return errors.Join(errs...)
 }
 
-// fresh returns the new files by their keys. It leaves out a file that reuses an earlier name or inode, because its
-// owner is uncertain.
-func (w *ShmWatch) fresh() (map[key]Segment, error) {
+// fresh returns the new files. It leaves out a file that reuses an earlier name or inode, because its owner is uncertain.
+func (w *ShmWatch) fresh() (map[key]bool, error) {
 	now, err := listShm(w.dir)
-	if err != nil {
-		return nil, err
-	}
-	fresh := map[key]Segment{}
-	for _, s := range now {
-		if !w.names[s.Name] && !w.inodes[s.Inode] {
-			fresh[key{s.Name, s.Inode}] = s
-		}
-	}
-	return fresh, nil
+	maps.DeleteFunc(now, func(k key, _ bool) bool { return w.names[k.name] || w.inodes[k.inode] })
+	return now, err
 }
 
 // Sweep removes the files that the server has left, after its end, and returns them. It removes a file only if all of
@@ -138,18 +116,14 @@ func (w *ShmWatch) fresh() (map[key]Segment, error) {
 // it is a regular file of our own user; and nobody has it mapped or open now. To check the last, Sweep asks /proc,
 // and then the kernel for an exclusive lease (fcntl(2), F_SETLEASE). The kernel grants the lease only if nobody else
 // has the file open or mapped, in any container and as any user. If neither can prove it, the file stays.
-func (w *ShmWatch) Sweep() ([]Segment, error) {
+func (w *ShmWatch) Sweep() (names []string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	left, err := w.fresh()
 	if err != nil {
 		return nil, err
 	}
-	for k, s := range left {
-		if !w.held[k] && !w.named(s.Name) || s.UID != os.Geteuid() {
-			delete(left, k)
-		}
-	}
+	maps.DeleteFunc(left, func(k key, _ bool) bool { return !w.held[k] && !w.named(k.name) })
 	if len(left) == 0 {
 		return nil, nil
 	}
@@ -176,7 +150,7 @@ func (w *ShmWatch) named(name string) bool {
 // dropInUse removes the files from the map that some process holds. It cannot see into a process of another user, a
 // process that protects its memory (prctl(2), PR_SET_DUMPABLE; a key agent does), and, unless we are root, an
 // unreaped dead process; then blind is true.
-func (w *ShmWatch) dropInUse(files map[key]Segment) (blind bool, _ error) {
+func (w *ShmWatch) dropInUse(files map[key]bool) (blind bool, _ error) {
 	entries, err := os.ReadDir(w.proc)
 	if err != nil {
 		return false, err
@@ -201,7 +175,7 @@ func (w *ShmWatch) dropInUse(files map[key]Segment) (blind bool, _ error) {
 
 // heldBy returns the files that a process has mapped or open. With an error it returns what it could see. A process
 // that has ended holds none.
-func (w *ShmWatch) heldBy(pid int, files map[key]Segment) (map[key]bool, error) {
+func (w *ShmWatch) heldBy(pid int, files map[key]bool) (map[key]bool, error) {
 	held := map[key]bool{}
 	if len(files) == 0 {
 		return held, nil
@@ -215,7 +189,7 @@ func (w *ShmWatch) heldBy(pid int, files map[key]Segment) (map[key]bool, error) 
 		return held, err
 	}
 	for line := range strings.Lines(string(mappings)) {
-		if k, ok := mapped(line); ok && has(files, k) {
+		if k, ok := mapped(line); ok && files[k] {
 			held[k] = true
 		}
 	}
@@ -231,16 +205,11 @@ func (w *ShmWatch) heldBy(pid int, files map[key]Segment) (map[key]bool, error) 
 		if err != nil {
 			return held, err
 		}
-		if has(files, k) {
+		if files[k] {
 			held[k] = true
 		}
 	}
 	return held, nil
-}
-
-func has(files map[key]Segment, k key) bool {
-	_, ok := files[k]
-	return ok
 }
 
 // gone reports whether an error of a file below /proc/PID means that the process has ended.
@@ -263,7 +232,7 @@ func mapped(line string) (key, bool) {
 }
 
 // opened returns the key of the file behind a link of /proc/PID/fd, or the zero key if it is none of the files.
-func opened(link string, files map[key]Segment) (key, error) {
+func opened(link string, files map[key]bool) (key, error) {
 	target, err := os.Readlink(link)
 	if gone(err) {
 		return key{}, nil // closed meanwhile
@@ -291,24 +260,24 @@ func opened(link string, files map[key]Segment) (key, error) {
 }
 
 // remove removes the files that nobody holds according to the kernel, too.
-func (w *ShmWatch) remove(files map[key]Segment, blind bool) (removed []Segment, err error) {
+func (w *ShmWatch) remove(files map[key]bool, blind bool) (names []string, err error) {
 	dir, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: w.dir, Err: err}
 	}
 	defer unix.Close(dir) // opened for reading: there is nothing to lose
 	var errs []error
-	for k, s := range files {
+	for k := range files {
 		done, err := w.removeOne(dir, k, blind)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("remove shared memory %s: %w", filepath.Join(w.dir, k.name), err))
 		}
 		if done {
-			removed = append(removed, s)
+			names = append(names, k.name)
 		}
 	}
-	slices.SortFunc(removed, func(a, b Segment) int { return strings.Compare(a.Name, b.Name) })
-	return removed, errors.Join(errs...)
+	slices.Sort(names)
+	return names, errors.Join(errs...)
 }
 
 // removeOne removes one file while it holds a lease on it. A process that opens the file now must wait until it is
