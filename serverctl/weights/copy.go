@@ -58,8 +58,8 @@ func (c copier) check(model, to string) error {
 		to, err = target(to, source.dir)
 	}
 	if err == nil && !source.isAt(filepath.Join(to, source.name())) {
-		var halves []string
-		if halves, err = filepath.Glob(filepath.Join(to, partial+"*")); err == nil && len(halves) == 0 {
+		var left []string
+		if left, err = incomplete(to); err == nil && len(left) == 0 {
 			err = c.checkFree(to, sum(source.files))
 		}
 	}
@@ -323,21 +323,26 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
+// incomplete returns the paths of the incomplete copies in a folder.
+func incomplete(dir string) (paths []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), partial) {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	return paths, err
+}
+
 // removeLeft removes incomplete copies. The caller holds the lock, so nobody is working on them.
 func removeLeft(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), partial) {
-			continue
-		}
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+	paths, err := incomplete(dir)
+	for _, path := range paths {
+		if err := os.RemoveAll(path); err != nil {
 			return fmt.Errorf("remove an incomplete copy: %w", err)
 		}
 	}
-	return nil
+	return err
 }
 
 // checkFree fails when a copy would not fit, and names the other copies in the folder.

@@ -345,6 +345,15 @@ func TestTooLittleSpaceForACopy(t *testing.T) {
 	})
 }
 
+// The space of an incomplete copy will be free again, so it says nothing. Names of folders are not patterns.
+func TestACheckLeavesAnIncompleteCopyOutOfAccount(t *testing.T) {
+	model, _ := aSmallModel(t)
+	to := filepath.Join(t.TempDir(), "copies [1]")
+	full := copier{free: func(string) (int64, error) { return 0, nil }}
+	wantError(t, full.check(model, to), "make room, or choose another folder")
+	try(t, os.Mkdir(filepath.Join(to, partial+"tiny"), 0o755), full.check(model, to))
+}
+
 func TestAModelThatChangesWhileItIsCopied(t *testing.T) {
 	for _, row := range []struct {
 		name, want string
