@@ -1,6 +1,7 @@
 package serverctl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -79,20 +80,12 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("server.args holds %s, but the tuner chooses the address itself; remove it and use server.port", name)
 		}
 	}
-	c.StartTimeout = orDefault(c.StartTimeout, 20*time.Minute)
-	c.StopTimeout = orDefault(c.StopTimeout, 30*time.Second)
-	c.HangTimeout = orDefault(c.HangTimeout, time.Minute)
-	c.GPUMemoryTimeout = orDefault(c.GPUMemoryTimeout, time.Minute)
-	c.limits = orDefault(c.limits, defaultLimits)
+	c.StartTimeout = cmp.Or(c.StartTimeout, 20*time.Minute)
+	c.StopTimeout = cmp.Or(c.StopTimeout, 30*time.Second)
+	c.HangTimeout = cmp.Or(c.HangTimeout, time.Minute)
+	c.GPUMemoryTimeout = cmp.Or(c.GPUMemoryTimeout, time.Minute)
+	c.limits = cmp.Or(c.limits, defaultLimits)
 	return c, nil
-}
-
-func orDefault[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
 }
 
 func (c Config) progress(format string, args ...any) {
