@@ -7,9 +7,20 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 )
+
+func TestStatusOfAnEnding(t *testing.T) {
+	for want, end := range map[int]ending{
+		-9: {code: -1, signal: syscall.SIGKILL}, -6: {code: -1, signal: syscall.SIGABRT}, 3: {code: 3}, 0: {code: -1},
+	} {
+		if got := end.status(); got != want {
+			t.Errorf("status of %+v = %d, want %d", end, got, want)
+		}
+	}
+}
 
 func TestWeightsThatAreStillReadAreTheDisksFault(t *testing.T) {
 	var l logbook

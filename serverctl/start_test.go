@@ -335,9 +335,13 @@ func TestTheEnvironmentPutsTheUsersWordLast(t *testing.T) {
 	t.Setenv("NO_COLOR", "mine")
 	t.Setenv("VLLM_SERVER_DEV_MODE", "0")
 	env := Config{Env: map[string]string{"EXTRA": "x"}, StartTimeout: time.Minute}.environ()
-	for _, want := range []string{"NO_COLOR=mine", "VLLM_SERVER_DEV_MODE=1", "EXTRA=x", "VLLM_ENGINE_READY_TIMEOUT_S=120", "PYTHONUNBUFFERED=1"} {
+	for _, want := range []string{"NO_COLOR=mine", "VLLM_SERVER_DEV_MODE=1", "EXTRA=x", "VLLM_ENGINE_READY_TIMEOUT_S=120", "PYTHONUNBUFFERED=1", "PYTHONFAULTHANDLER=1"} {
 		if !slices.Contains(env, want) {
 			t.Errorf("the environment lacks %s", want)
 		}
+	}
+	env = Config{Env: map[string]string{"PYTHONFAULTHANDLER": ""}}.environ()
+	if slices.Contains(env, "PYTHONFAULTHANDLER=1") {
+		t.Error("the user's word does not count")
 	}
 }
