@@ -126,6 +126,15 @@ func TestQueryEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	n := &NvidiaSMI{Path: stub(t, "hang"), Timeout: time.Minute}
 	why := errors.New("the study is over")
+	if err := interrupt(t, n, why); !errors.Is(err, why) {
+		t.Errorf("Query() = %v, want %v", err, why)
+	}
+	allGone(t, n.Path)
+}
+
+// interrupt ends the context of a query while nvidia-smi hangs, and returns how the query ends.
+func interrupt(t *testing.T, n *NvidiaSMI, why error) error {
+	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
 	go func() { // ends with the query, which is awaited below
@@ -136,13 +145,11 @@ func TestQueryEndsWithItsContext(t *testing.T) {
 	cancel(why)
 	select {
 	case err := <-ended:
-		if !errors.Is(err, why) {
-			t.Errorf("Query() = %v, want %v", err, why)
-		}
+		return err
 	case <-time.After(patient):
 		t.Fatal("Query did not end with its context")
+		return nil
 	}
-	allGone(t, n.Path)
 }
 
 // awaitHang waits until a stub hangs.
@@ -175,21 +182,7 @@ func TestQueryDoesNotWaitForWhatItsProgramLeavesBehind(t *testing.T) {
 func TestQueryLeavesOneBehindThatCannotBeKilledAndStartsNoOther(t *testing.T) {
 	t.Parallel()
 	n := &NvidiaSMI{Path: stub(t, "hang"), Timeout: time.Minute, kill: func(int) error { return nil }}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { // ends with the query, which is awaited below
-		_, err := n.Query(ctx)
-		ended <- err
-	}()
-	awaitHang(t, n.Path)
-	cancel()
-	var err error
-	select {
-	case err = <-ended:
-	case <-time.After(patient):
-		t.Fatal("Query waits for a process that cannot be killed")
-	}
-	if err == nil || !strings.Contains(err.Error(), "survives SIGKILL") {
+	if err := interrupt(t, n, nil); err == nil || !strings.Contains(err.Error(), "survives SIGKILL") {
 		t.Fatalf("Query() = %v, want that a process survives SIGKILL", err)
 	}
 	if _, err := n.Query(t.Context()); err == nil || !strings.Contains(err.Error(), "survives SIGKILL") {

@@ -145,29 +145,8 @@ func TestStartErrorsNameTheProgram(t *testing.T) {
 	}
 }
 
-// The parent-death signal comes when the thread that forked dies, not when the process dies.
-func TestTheChildOutlivesTheThreadThatAskedForIt(t *testing.T) {
-	var p *Process
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
-		var err error
-		p, err = Start(Spec{Argv: []string{os.Args[0]}, Env: environ("polite")})
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	defer p.Stop(context.Background(), 0)
-	select {
-	case <-p.Exited():
-		t.Error("the child died with the thread")
-	case <-time.After(100 * time.Millisecond):
-	}
-}
-
-// The kernel sends the parent-death signal when the thread that forked dies, and Go ends threads as goroutines come
-// and go. The test lasts 0.7 s, because the failure comes by chance.
+// The kernel sends the parent-death signal when the thread that forked dies, not when the process dies. Here the callers'
+// threads die, and Go ends threads as goroutines come and go. The test lasts 0.7 s, because the failure comes by chance.
 func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
 	end := time.Now().Add(700 * time.Millisecond)
 	var churn sync.WaitGroup
@@ -186,14 +165,28 @@ func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
 			runtime.GC()
 		}
 	})
-	var children []*Process
-	for range 10 {
-		children = append(children, start(t, "polite", "ready"))
+	var children [10]*Process
+	var callers sync.WaitGroup
+	for i := range children {
+		callers.Go(func() {
+			runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
+			var err error
+			if children[i], err = startReady("polite"); err != nil {
+				t.Error(err)
+			}
+		})
 	}
+	callers.Wait()
 	churn.Wait()
 	for _, p := range children {
+		if p == nil {
+			continue
+		}
 		if !alive(p.record.PID) {
 			t.Errorf("child %d died with a thread", p.record.PID)
+		}
+		if err := p.Stop(t.Context(), 0); err != nil {
+			t.Error(err)
 		}
 	}
 }
