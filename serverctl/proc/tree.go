@@ -18,11 +18,11 @@ type registry struct {
 	newGroup func(token string) (cgroup, error) // newCgroup; tests replace it
 	held     func() (map[int]bool, error)       // heldPidfds; tests replace it
 
-	mu     sync.Mutex
-	trees  []*Process   // begun and not released, in the order of their start
-	marks  map[int]mark // what the last scan found, by PID
-	pidfds bool         // os/exec was seen to hold a pidfd of its child
-	reaper *reaper      // runs while there are trees
+	mu         sync.Mutex
+	trees      []*Process   // begun and not released, in the order of their start
+	marks      map[int]mark // what the last scan found, by PID
+	pidfds     bool         // os/exec was seen to hold a pidfd of its child
+	stopReaper func()       // nil while there are no trees
 
 	watchdog watchdog // its lock is taken before ours
 }
@@ -41,8 +41,8 @@ func (h *registry) begin(p *Process) {
 	h.mu.Lock()
 	p.record.Cgroup = string(group)
 	h.trees = append(h.trees, p)
-	if h.reaper == nil {
-		h.reaper = startReaper(h)
+	if h.stopReaper == nil {
+		h.stopReaper = h.startReaper()
 	}
 	h.mu.Unlock()
 	h.watchdog.keep(p.record)
@@ -59,18 +59,16 @@ func (h *registry) born(p *Process, leader stat) {
 	}
 }
 
-// end removes a tree that is gone. With the last tree it stops the reaper.
+// end removes a tree that is gone. With the last tree the scans stop.
 func (h *registry) end(p *Process) {
 	h.mu.Lock()
 	h.trees = slices.DeleteFunc(h.trees, func(other *Process) bool { return other == p })
-	var idle *reaper
+	stop := func() {}
 	if len(h.trees) == 0 {
-		idle, h.reaper, h.marks = h.reaper, nil, nil
+		stop, h.stopReaper, h.marks = h.stopReaper, nil, nil
 	}
 	h.mu.Unlock()
-	if idle != nil {
-		idle.stop()
-	}
+	stop() // without the lock, which a scan takes
 }
 
 // dropGroup removes the cgroup of a tree that could not use it.
