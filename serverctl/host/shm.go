@@ -22,7 +22,6 @@ import (
 type ShmWatch struct {
 	dir string
 
-	proc  string             // the directories of the processes; /proc outside tests
 	lease func(fd int) error // exclusive outside tests
 
 	mu      sync.Mutex
@@ -71,7 +70,7 @@ func WatchShm(dir string) (*ShmWatch, error) {
 		return nil, err
 	}
 	w := &ShmWatch{
-		dir: dir, proc: "/proc", lease: exclusive,
+		dir: dir, lease: exclusive,
 		names: map[string]bool{}, inodes: map[uint64]bool{}, held: map[key]bool{}, members: map[int]bool{},
 	}
 	for k := range before {
@@ -95,7 +94,7 @@ func (w *ShmWatch) Observe(pids []int) error {
 	}
 	var errs []error
 	for _, pid := range pids {
-		held, err := w.heldBy(pid, fresh)
+		held, err := heldBy(pid, fresh)
 		if err != nil {
 			errs = append(errs, fmt.Errorf("list the shared memory of process %d: %w", pid, err))
 		}
@@ -111,11 +110,11 @@ func (w *ShmWatch) fresh() (map[key]bool, error) {
 	return now, err
 }
 
-// Sweep removes the files that the server has left, after its end, and returns them. It removes a file only if all of
-// this holds: the file is new; a process of the server was seen to hold it, or its name carries such a process's PID;
-// it is a regular file of our own user; and nobody has it mapped or open now. To check the last, Sweep asks /proc,
-// and then the kernel for an exclusive lease (fcntl(2), F_SETLEASE). The kernel grants the lease only if nobody else
-// has the file open or mapped, in any container and as any user. If neither can prove it, the file stays.
+// Sweep removes the files that the server has left, after its end, and returns their names. It removes a file only if
+// all of this holds: the file is new; a process of the server was seen to hold it, or its name carries such a process's
+// PID; it is a regular file of our own user; and the kernel grants us an exclusive lease (fcntl(2), F_SETLEASE). The kernel
+// does so only if nobody else has the file open or mapped, in any container and as any user. Where it knows no leases, as
+// in gVisor, the file stays.
 func (w *ShmWatch) Sweep() (names []string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -127,11 +126,23 @@ func (w *ShmWatch) Sweep() (names []string, err error) {
 	if len(left) == 0 {
 		return nil, nil
 	}
-	blind, err := w.dropInUse(left)
+	dir, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("find who still holds shared memory: %w", err)
+		return nil, &fs.PathError{Op: "open", Path: w.dir, Err: err}
 	}
-	return w.remove(left, blind)
+	defer unix.Close(dir) // opened for reading: there is nothing to lose
+	var errs []error
+	for k := range left {
+		done, err := w.remove(dir, k)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove shared memory %s: %w", filepath.Join(w.dir, k.name), err))
+		}
+		if done {
+			names = append(names, k.name)
+		}
+	}
+	slices.Sort(names)
+	return names, errors.Join(errs...)
 }
 
 // named reports whether a name carries the PID of a member, in the formats of torch's manager (c10,
@@ -147,40 +158,14 @@ func (w *ShmWatch) named(name string) bool {
 	return false
 }
 
-// dropInUse removes the files from the map that some process holds. It cannot see into a process of another user, a
-// process that protects its memory (prctl(2), PR_SET_DUMPABLE; a key agent does), and, unless we are root, an
-// unreaped dead process; then blind is true.
-func (w *ShmWatch) dropInUse(files map[key]bool) (blind bool, _ error) {
-	entries, err := os.ReadDir(w.proc)
-	if err != nil {
-		return false, err
-	}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue // not a process
-		}
-		held, err := w.heldBy(pid, files)
-		if errors.Is(err, fs.ErrPermission) {
-			blind = true
-		} else if err != nil {
-			return false, err
-		}
-		for k := range held {
-			delete(files, k)
-		}
-	}
-	return blind, nil
-}
-
 // heldBy returns the files that a process has mapped or open. With an error it returns what it could see. A process
 // that has ended holds none.
-func (w *ShmWatch) heldBy(pid int, files map[key]bool) (map[key]bool, error) {
+func heldBy(pid int, files map[key]bool) (map[key]bool, error) {
 	held := map[key]bool{}
 	if len(files) == 0 {
 		return held, nil
 	}
-	dir := filepath.Join(w.proc, strconv.Itoa(pid))
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	mappings, err := os.ReadFile(filepath.Join(dir, "maps"))
 	if gone(err) {
 		return held, nil
@@ -259,30 +244,9 @@ func opened(link string, files map[key]bool) (key, error) {
 	return key{}, nil
 }
 
-// remove removes the files that nobody holds according to the kernel, too.
-func (w *ShmWatch) remove(files map[key]bool, blind bool) (names []string, err error) {
-	dir, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: w.dir, Err: err}
-	}
-	defer unix.Close(dir) // opened for reading: there is nothing to lose
-	var errs []error
-	for k := range files {
-		done, err := w.removeOne(dir, k, blind)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("remove shared memory %s: %w", filepath.Join(w.dir, k.name), err))
-		}
-		if done {
-			names = append(names, k.name)
-		}
-	}
-	slices.Sort(names)
-	return names, errors.Join(errs...)
-}
-
-// removeOne removes one file while it holds a lease on it. A process that opens the file now must wait until it is
+// remove removes one file while it holds a lease on it. A process that opens the file now must wait until it is
 // gone from the directory, and so shares it with nobody.
-func (w *ShmWatch) removeOne(dir int, k key, blind bool) (bool, error) {
+func (w *ShmWatch) remove(dir int, k key) (bool, error) {
 	fd, err := unix.Openat(dir, k.name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil // its owner has removed it
@@ -299,14 +263,9 @@ func (w *ShmWatch) removeOne(dir int, k key, blind bool) (bool, error) {
 		return false, nil // another file has the name now
 	}
 	switch err := w.lease(fd); {
-	case err == nil:
-	case errors.Is(err, unix.EAGAIN):
-		return false, nil // a process holds it that /proc does not show
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		if blind { // leases are not supported, so /proc would have had to show every process
-			return false, nil
-		}
-	default:
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return false, nil // a process holds it, or the kernel knows no leases
+	case err != nil:
 		return false, err
 	}
 	if err := unix.Unlinkat(dir, k.name, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {
