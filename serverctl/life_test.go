@@ -149,7 +149,7 @@ func (g *scriptedGPU) Query(context.Context) (gpu.Reading, error) {
 	if len(g.levels) > 1 {
 		g.levels = g.levels[1:]
 	}
-	return gpu.Reading{At: time.Now(), GPUs: []gpu.GPU{{UUID: "GPU-1", UsedMiB: &used, Throttle: []string{gpu.ThrottlePowerCap}}}}, nil
+	return gpu.Reading{At: time.Now(), GPUs: []gpu.GPU{{UUID: "GPU-1", UsedMiB: &used, Throttle: []string{"power cap"}}}}, nil
 }
 
 // Watch reports nothing: only queries get the levels.

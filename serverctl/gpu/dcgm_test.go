@@ -31,12 +31,12 @@ func TestParseDCGM(t *testing.T) {
 			{
 				Index: 0, UUID: "GPU-6d5c0ac5", Name: "NVIDIA H200", Driver: "590.48.01",
 				TotalMiB: new(143771.0), UsedMiB: new(55.0), FreeMiB: new(143102.0), Utilization: new(0.0), PowerW: new(76.5),
-				SMClockMHz: new(345.0), MemoryClockMHz: new(3201.0), TemperatureC: new(29.0), Throttle: []string{ThrottleIdle},
+				SMClockMHz: new(345.0), MemoryClockMHz: new(3201.0), TemperatureC: new(29.0), Throttle: []string{"idle"},
 			},
 			{
 				Index: 1, UUID: "GPU-7e4d1bd6", Name: "NVIDIA H200", Driver: "590.48.01",
 				TotalMiB: new(143157.0), UsedMiB: new(129000.0), FreeMiB: new(14157.0), Utilization: new(100.0),
-				SMClockMHz: new(1710.0), MemoryClockMHz: new(3201.0), TemperatureC: new(71.0), Throttle: []string{ThrottlePowerCap},
+				SMClockMHz: new(1710.0), MemoryClockMHz: new(3201.0), TemperatureC: new(71.0), Throttle: []string{"power cap"},
 			},
 		}},
 		{"the instances of a divided GPU, and the old name of the reasons", "testdata/dcgm_mig.prom", []GPU{

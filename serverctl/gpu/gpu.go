@@ -49,8 +49,8 @@ type GPU struct {
 	MemoryClockMHz *float64 `json:"memory_clock_mhz"`
 	TemperatureC   *float64 `json:"temperature_c"`
 
-	// Throttle lists the reasons that limit the clocks, see the Throttle constants. It is empty when nothing limits
-	// them, and nil when the source does not tell.
+	// Throttle lists the reasons that limit the clocks, by the names in reasons. It is empty when nothing limits them,
+	// and nil when the source does not tell.
 	Throttle []string `json:"throttle"`
 
 	Unsaid map[string]string `json:"unsaid,omitempty"` // by the source's name of the field
@@ -73,33 +73,35 @@ var figures = []struct {
 	{"temperature.gpu", "DCGM_FI_DEV_GPU_TEMP", func(g *GPU) **float64 { return &g.TemperatureC }},
 }
 
-// The values of GPU.Throttle. The first five come from settings and load; the others mean that the machine needs
-// attention.
-const (
-	ThrottleIdle              = "idle"
-	ThrottleApplicationClocks = "application clocks"
-	ThrottlePowerCap          = "power cap"
-	ThrottleSyncBoost         = "sync boost"
-	ThrottleDisplayClock      = "display clock"
-	ThrottleHardware          = "hardware slowdown"
-	ThrottleSoftwareThermal   = "software thermal slowdown"
-	ThrottleHardwareThermal   = "hardware thermal slowdown"
-	ThrottlePowerBrake        = "power brake"
-)
+// A reason to throttle.
+type reason struct {
+	name   string
+	normal bool
+}
 
-// throttleWords names the bits of nvmlClocksEventReason, formerly nvmlClocksThrottleReason, from the lowest (nvml.h).
-// DCGM uses the same mask.
-var throttleWords = []string{
-	ThrottleIdle, ThrottleApplicationClocks, ThrottlePowerCap, ThrottleHardware, ThrottleSyncBoost,
-	ThrottleSoftwareThermal, ThrottleHardwareThermal, ThrottlePowerBrake, ThrottleDisplayClock,
+// reasons names the bits of nvmlClocksEventReason, formerly nvmlClocksThrottleReason, from the lowest (nvml.h). DCGM uses
+// the same mask. Settings and load give the normal reasons; the others mean that the machine needs attention.
+var reasons = []reason{
+	{"idle", true}, {"application clocks", true}, {"power cap", true}, {"hardware slowdown", false}, {"sync boost", true},
+	{"software thermal slowdown", false}, {"hardware thermal slowdown", false}, {"power brake", false}, {"display clock", true},
+}
+
+// Slowdowns returns the reasons to throttle that mean that the machine needs attention.
+func (g GPU) Slowdowns() (names []string) {
+	for _, name := range g.Throttle {
+		if i := slices.IndexFunc(reasons, func(r reason) bool { return r.name == name }); i < 0 || !reasons[i].normal {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // throttle returns the names of the reasons in a mask. An unknown bit is named by its value.
 func throttle(mask uint64) []string {
 	words := []string{} // not nil: it is known that nothing limits the clocks
 	for ; mask != 0; mask &= mask - 1 {
-		if i := bits.TrailingZeros64(mask); i < len(throttleWords) {
-			words = append(words, throttleWords[i])
+		if i := bits.TrailingZeros64(mask); i < len(reasons) {
+			words = append(words, reasons[i].name)
 		} else {
 			words = append(words, fmt.Sprintf("reason 0x%x", uint64(1)<<i))
 		}

@@ -31,13 +31,13 @@ func TestQuery(t *testing.T) {
 			Index: 0, UUID: "GPU-5ab4ffcb-0000-0000-0000-000000000001", Name: "NVIDIA H200", Driver: "580.173.02",
 			TotalMiB: new(143771.0), UsedMiB: new(0.0), FreeMiB: new(143158.0), Utilization: new(0.0),
 			PowerW: new(76.12), PowerLimitW: new(700.0), SMClockMHz: new(345.0), MemoryClockMHz: new(3201.0), TemperatureC: new(29.0),
-			Throttle: []string{ThrottleIdle},
+			Throttle: []string{"idle"},
 		},
 		{
 			Index: 1, UUID: "GPU-5ab4ffcb-0000-0000-0000-000000000002", Name: "NVIDIA H200", Driver: "580.173.02",
 			TotalMiB: new(143771.0), UsedMiB: new(129000.0), FreeMiB: new(14158.0), Utilization: new(100.0),
 			PowerW: new(698.4), PowerLimitW: new(700.0), SMClockMHz: new(1710.0), MemoryClockMHz: new(3201.0), TemperatureC: new(71.0),
-			Throttle: []string{ThrottlePowerCap, ThrottleHardwareThermal},
+			Throttle: []string{"power cap", "hardware thermal slowdown"},
 		},
 	}
 	if !reflect.DeepEqual(got.GPUs, want) {
@@ -238,7 +238,7 @@ func TestQueryAsksOnlyForWhatTheProgramKnows(t *testing.T) {
 		throttle   []string
 		limit      bool
 	}{
-		{"an older driver has another name for the reasons", "old", 2, []string{ThrottleIdle}, true},
+		{"an older driver has another name for the reasons", "old", 2, []string{"idle"}, true},
 		{"fields of no name are left out, one after the other", "ancient", 5, nil, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -296,9 +296,9 @@ func TestThrottleNamesEveryBit(t *testing.T) {
 		want []string
 	}{
 		{0, []string{}},
-		{0x8 | 0x40, []string{ThrottleHardware, ThrottleHardwareThermal}},
-		{0x20 | 0x80 | 0x100, []string{ThrottleSoftwareThermal, ThrottlePowerBrake, ThrottleDisplayClock}},
-		{0x4 | 1<<40, []string{ThrottlePowerCap, "reason 0x10000000000"}},
+		{0x8 | 0x40, []string{"hardware slowdown", "hardware thermal slowdown"}},
+		{0x20 | 0x80 | 0x100, []string{"software thermal slowdown", "power brake", "display clock"}},
+		{0x4 | 1<<40, []string{"power cap", "reason 0x10000000000"}},
 	} {
 		if got := throttle(row.mask); !reflect.DeepEqual(got, row.want) {
 			t.Errorf("throttle(%#x) = %q, want %q", row.mask, got, row.want)
