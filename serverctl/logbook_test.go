@@ -40,18 +40,6 @@ func TestWeightsThatAreStillReadAreTheDisksFault(t *testing.T) {
 	}
 }
 
-func TestAKVCacheThatIsTooSmallSaysByHowMuch(t *testing.T) {
-	text, err := os.ReadFile("testdata/death-kv-0.14.1.log")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var l logbook
-	l.Write(text)
-	if e := l.death(ending{code: 1}); e.KVNeededGiB != 1.91 || e.KVAvailableGiB != 1 || e.KVMaxModelLen != 2097152 {
-		t.Errorf("needed %v, available %v, room for %d tokens, want 1.91, 1 and 2097152", e.KVNeededGiB, e.KVAvailableGiB, e.KVMaxModelLen)
-	}
-}
-
 func TestFactsOfBothLayouts(t *testing.T) {
 	read := func(file string) string {
 		text, err := os.ReadFile("testdata/" + file)
