@@ -26,7 +26,6 @@ type Config struct {
 	Model   string            // folder or name; the first argument after the command
 	Args    []string          // the flags, without --host and --port
 	Env     map[string]string // added to the tuner's own environment
-	Dir     string            // working directory; empty means the tuner's
 
 	Port         int           // 0 means any free port; if the port is taken, another is used
 	StartTimeout time.Duration // from exec to the first token; 0 means 20 minutes
@@ -214,14 +213,10 @@ func (c Config) Check() error {
 func (c Config) program(environ []string) (string, error) {
 	name := c.Command[0]
 	if strings.ContainsRune(name, '/') {
-		path := name
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(c.Dir, path)
-		}
-		if err := executable(path); err != nil {
+		if err := executable(name); err != nil {
 			return "", fmt.Errorf("server.command: %s cannot be run: %w", name, err)
 		}
-		return filepath.Abs(path)
+		return filepath.Abs(name)
 	}
 	var path string
 	for _, variable := range environ {

@@ -79,9 +79,9 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 	c.progress("starting the server on port %d", port)
 	begin := time.Now()
 	s.log.begin(begin)
-	s.process, err = proc.Start(proc.Spec{Argv: c.argv(program, port), Env: environ, Dir: c.Dir, Output: s.log})
+	s.process, err = proc.Start(proc.Spec{Argv: c.argv(program, port), Env: environ, Output: s.log})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w; the file exists, so either the interpreter in its first line or server.dir (%q) is missing", err, c.Dir)
+		return nil, fmt.Errorf("%w; the file exists, so the interpreter in its first line is missing", err)
 	}
 	if err != nil {
 		return nil, err
