@@ -109,23 +109,6 @@ func TestOrphansAreReapedWhileTheServerLives(t *testing.T) {
 	nothingLeft(t)
 }
 
-func TestWeHoldThePidfdsOfOurChildren(t *testing.T) {
-	cmd := command("polite", inSession)
-	pid := neighbour(t, cmd)
-	held, err := heldPidfds()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !held[pid] {
-		t.Skipf("os/exec holds no pidfd of its child %d here (%v): sessions must do", pid, held)
-	}
-	cmd.Process.Kill()
-	cmd.Wait() // we killed it
-	if held, err := heldPidfds(); err != nil || held[pid] {
-		t.Errorf("after Wait its pidfd is held still, %v", err)
-	}
-}
-
 // In a container the tuner is the first process: every orphan becomes its child, and nobody else reaps it.
 func TestTheFirstProcessOfAPIDNamespace(t *testing.T) {
 	cmd := command("init", inSession)

@@ -137,8 +137,8 @@ func TestAnOutputThatFailsIsReportedByStop(t *testing.T) {
 
 func TestStartErrorsNameTheProgram(t *testing.T) {
 	_, err := Start(Spec{Argv: []string{"/no/such/vllm", "serve"}})
-	if err == nil || !strings.Contains(err.Error(), "start /no/such/vllm:") {
-		t.Errorf("Start() = %v, want the program in it", err)
+	if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "start /no/such/vllm:") {
+		t.Errorf("Start() = %v, want the missing file with the program's name", err)
 	}
 	if _, err := Start(Spec{}); err == nil {
 		t.Error("Start without a program succeeds")
