@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -171,7 +172,7 @@ func (s *Server) awaitMemory(ctx context.Context) error {
 			s.ended.GPUs = compare(s.before, reading.GPUs)
 		}
 		s.ended.GPUWait = time.Since(begin)
-		above := aboveLevel(s.ended.GPUs)
+		above := slices.DeleteFunc(slices.Clone(s.ended.GPUs), GPUMemory.released)
 		switch {
 		case err == nil && len(above) == 0:
 			return nil
@@ -221,15 +222,8 @@ func compare(before, after []gpu.GPU) []GPUMemory {
 	return list
 }
 
-func aboveLevel(gpus []GPUMemory) []GPUMemory {
-	var above []GPUMemory
-	for _, g := range gpus {
-		if g.After == unknownMiB || g.After > g.Before+gpuSlackMiB {
-			above = append(above, g)
-		}
-	}
-	return above
-}
+// released reports whether no more memory is in use than before the start.
+func (g GPUMemory) released() bool { return g.After != unknownMiB && g.After <= g.Before+gpuSlackMiB }
 
 // awaitClosed waits until no process listens on a port.
 func awaitClosed(port int) error {

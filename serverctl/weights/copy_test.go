@@ -297,7 +297,7 @@ func TestACopyThatMovesIsWaitedFor(t *testing.T) {
 	var holding sync.WaitGroup
 	holding.Go(func() {
 		for i := range 50 {
-			holder.say(model, int64(i), 50)
+			say(holder, model, int64(i), 50)
 			time.Sleep(stall / 20)
 		}
 		if err := holder.Close(); err != nil {
