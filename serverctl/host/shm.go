@@ -89,16 +89,14 @@ func (w *ShmWatch) Observe(pids []int) error {
 		w.members[pid] = true
 	}
 	fresh, err := w.fresh()
-	if err != nil {
+	if err != nil || len(fresh) == 0 {
 		return err
 	}
 	var errs []error
 	for _, pid := range pids {
-		held, err := heldBy(pid, fresh)
-		if err != nil {
+		if err := w.see(pid, fresh); err != nil {
 			errs = append(errs, fmt.Errorf("list the shared memory of process %d: %w", pid, err))
 		}
-		maps.Copy(w.held, held)
 	}
 	return errors.Join(errs...)
 }
@@ -158,43 +156,29 @@ func (w *ShmWatch) named(name string) bool {
 	return false
 }
 
-// heldBy returns the files that a process has mapped or open. With an error it returns what it could see. A process
-// that has ended holds none.
-func heldBy(pid int, files map[key]bool) (map[key]bool, error) {
-	held := map[key]bool{}
-	if len(files) == 0 {
-		return held, nil
-	}
+// see records which of the files a process has mapped or open. A process that has ended holds none.
+func (w *ShmWatch) see(pid int, files map[key]bool) error {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
-	mappings, err := os.ReadFile(filepath.Join(dir, "maps"))
-	if gone(err) {
-		return held, nil
-	}
-	if err != nil {
-		return held, err
-	}
+	mappings, err1 := os.ReadFile(filepath.Join(dir, "maps"))
 	for line := range strings.Lines(string(mappings)) {
 		if k, ok := mapped(line); ok && files[k] {
-			held[k] = true
+			w.held[k] = true
 		}
 	}
-	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
-	if gone(err) {
-		return held, nil
-	}
-	if err != nil {
-		return held, err
-	}
+	fds, err2 := os.ReadDir(filepath.Join(dir, "fd"))
 	for _, fd := range fds {
 		k, err := opened(filepath.Join(dir, "fd", fd.Name()), files)
 		if err != nil {
-			return held, err
+			return err
 		}
 		if files[k] {
-			held[k] = true
+			w.held[k] = true
 		}
 	}
-	return held, nil
+	if err := errors.Join(err1, err2); !gone(err) {
+		return err
+	}
+	return nil
 }
 
 // gone reports whether an error of a file below /proc/PID means that the process has ended.
