@@ -23,6 +23,7 @@ var rooms = map[string]int{
 	"studies/rights":           0,
 	"tuner/space":              0,
 	"serverctl/cgroup":         0,
+	"serverctl/exposition":     0,
 	"realtime":                 1,
 	"render":                   0,
 	"bench/workload":           1,

@@ -33,7 +33,7 @@ func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
 			if err != nil {
 				state = err.Error()
 			}
-			return took, s.hang(NotDrained, fmt.Sprintf("waited for all requests to end: still %s after %v without load", state, s.config.limits.drain))
+			return took, s.failure(Hang, NotDrained, "waited for all requests to end: still %s after %v without load", state, s.config.limits.drain)
 		}
 		if err := s.pause(ctx, drainEvery); err != nil {
 			return time.Since(begin), fmt.Errorf("wait for all requests to end: %w", err)
@@ -76,15 +76,14 @@ func (s *Server) ResetCache(ctx context.Context) error {
 		}
 	}
 	if errors.Is(err, errNotFreed) {
-		return &ExitError{Class: Infrastructure, Code: -1, Tail: s.log.last(),
-			Evidence: fmt.Sprintf("reset the prefix cache of an idle server: %v after %d attempts", err, resetAttempts)}
+		return s.failure(Infrastructure, "", "reset the prefix cache of an idle server: %v after %d attempts", err, resetAttempts)
 	}
 	return err
 }
 
 // resetOnce requests a reset and finds out whether it happened.
 func (s *Server) resetOnce(ctx context.Context) error {
-	doneBefore, lostBefore := s.log.resets()
+	before := s.log.now()
 	a, err := s.call(ctx, http.MethodPost, "/reset_prefix_cache", nil, callTimeout)
 	if err != nil {
 		return fmt.Errorf("reset the prefix cache: %w", err)
@@ -106,10 +105,10 @@ func (s *Server) resetOnce(ctx context.Context) error {
 	}
 	// 0.14.1 answers 200 with no body in either case; the engine's log says which.
 	for end := time.Now().Add(resetLogWait); time.Now().Before(end); {
-		switch done, lost := s.log.resets(); {
-		case lost > lostBefore:
+		switch now := s.log.now(); {
+		case now.resetsLost > before.resetsLost:
 			return errNotFreed
-		case done > doneBefore:
+		case now.resetsDone > before.resetsDone:
 			return nil
 		}
 		if err := s.pause(ctx, 10*time.Millisecond); err != nil {

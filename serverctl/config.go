@@ -1,6 +1,7 @@
 package serverctl
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -25,7 +26,6 @@ type Config struct {
 	Model   string            // folder or name; the first argument after the command
 	Args    []string          // the flags, without --host and --port
 	Env     map[string]string // added to the tuner's own environment
-	Dir     string            // working directory; empty means the tuner's
 
 	Port         int           // 0 means any free port; if the port is taken, another is used
 	StartTimeout time.Duration // from exec to the first token; 0 means 20 minutes
@@ -79,20 +79,12 @@ func (c Config) withDefaults() (Config, error) {
 			return c, fmt.Errorf("server.args holds %s, but the tuner chooses the address itself; remove it and use server.port", name)
 		}
 	}
-	c.StartTimeout = orDefault(c.StartTimeout, 20*time.Minute)
-	c.StopTimeout = orDefault(c.StopTimeout, 30*time.Second)
-	c.HangTimeout = orDefault(c.HangTimeout, time.Minute)
-	c.GPUMemoryTimeout = orDefault(c.GPUMemoryTimeout, time.Minute)
-	c.limits = orDefault(c.limits, defaultLimits)
+	c.StartTimeout = cmp.Or(c.StartTimeout, 20*time.Minute)
+	c.StopTimeout = cmp.Or(c.StopTimeout, 30*time.Second)
+	c.HangTimeout = cmp.Or(c.HangTimeout, time.Minute)
+	c.GPUMemoryTimeout = cmp.Or(c.GPUMemoryTimeout, time.Minute)
+	c.limits = cmp.Or(c.limits, defaultLimits)
 	return c, nil
-}
-
-func orDefault[T comparable](v, otherwise T) T {
-	var zero T
-	if v == zero {
-		return otherwise
-	}
-	return v
 }
 
 func (c Config) progress(format string, args ...any) {
@@ -221,14 +213,10 @@ func (c Config) Check() error {
 func (c Config) program(environ []string) (string, error) {
 	name := c.Command[0]
 	if strings.ContainsRune(name, '/') {
-		path := name
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(c.Dir, path)
-		}
-		if err := executable(path); err != nil {
+		if err := executable(name); err != nil {
 			return "", fmt.Errorf("server.command: %s cannot be run: %w", name, err)
 		}
-		return filepath.Abs(path)
+		return filepath.Abs(name)
 	}
 	var path string
 	for _, variable := range environ {

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"regexp"
 	"strconv"
-	"strings"
+
+	"vllmtuner/serverctl/exposition"
 )
 
 // Counters reads the server's counters and gauges from /metrics.
@@ -16,20 +16,23 @@ func (s *Server) Counters(ctx context.Context) (Counters, error) {
 	if err == nil {
 		err = a.failed("GET /metrics")
 	}
-	if err != nil {
-		return Counters{}, fmt.Errorf("read the server's counters: %w", err)
+	var c Counters
+	if err == nil {
+		c, err = parseCounters(string(a.body))
 	}
-	c, err := parseCounters(string(a.body))
 	if err != nil {
 		return Counters{}, fmt.Errorf("read the server's counters: %w", err)
 	}
 	return c, nil
 }
 
-// parseCounters parses the text format of Prometheus, as vllm/v1/metrics/loggers.py fills it (0.14.1 to 0.33.0). Each
-// engine of a server has its own samples: counters are summed, and KVUsage is their mean. Names must match
-// completely, which excludes _created and other names that begin alike.
+// parseCounters reads the metrics of vllm/v1/metrics/loggers.py (0.14.1 to 0.33.0). Each engine of a server has its own
+// samples: counters are summed, and KVUsage is their mean.
 func parseCounters(text string) (Counters, error) {
+	samples, err := exposition.Parse(text)
+	if err != nil {
+		return Counters{}, err
+	}
 	var c Counters
 	fields := map[string]*float64{
 		"vllm:num_requests_running":                  &c.Running,
@@ -45,24 +48,14 @@ func parseCounters(text string) (Counters, error) {
 		"vllm:spec_decode_num_accepted_tokens_total": &c.AcceptedTokens,
 	}
 	seen := map[string]int{}
-	for line := range strings.Lines(text) {
-		name, value, ok := parseSample(line)
-		if !ok {
-			continue
-		}
-		if name == acceptedAt {
-			if err := c.acceptAt(line, value); err != nil {
+	for _, s := range samples {
+		if field := fields[s.Name]; field != nil {
+			*field += s.Value
+			seen[s.Name]++
+		} else if s.Name == acceptedAt {
+			if err := c.acceptAt(s); err != nil {
 				return Counters{}, err
 			}
-			continue
-		}
-		if field := fields[name]; field != nil {
-			v, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				return Counters{}, fmt.Errorf("%s: %q is not a number", name, value)
-			}
-			*field += v
-			seen[name]++
 		}
 	}
 	if seen["vllm:num_requests_running"] == 0 {
@@ -75,43 +68,15 @@ func parseCounters(text string) (Counters, error) {
 // acceptedAt has one sample per engine and position, with the label position="0" (vllm/v1/spec_decode/metrics.py).
 const acceptedAt = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
-var positionLabel = regexp.MustCompile(`position="(\d{1,3})"`)
-
 // acceptAt adds one sample of acceptedAt.
-func (c *Counters) acceptAt(line, value string) error {
-	label := positionLabel.FindStringSubmatch(line)
-	v, err := strconv.ParseFloat(value, 64)
-	if label == nil || err != nil {
-		return fmt.Errorf("%s: %q has no position, or no number", acceptedAt, shorten(line))
+func (c *Counters) acceptAt(s exposition.Sample) error {
+	position, err := strconv.ParseUint(s.Labels["position"], 10, 8) // nobody drafts 256 tokens
+	if err != nil {
+		return fmt.Errorf("%s: the position %q is not a number", acceptedAt, shorten(s.Labels["position"]))
 	}
-	position := int(parseFigure(label[1]))
-	for len(c.AcceptedAt) <= position {
+	for uint64(len(c.AcceptedAt)) <= position {
 		c.AcceptedAt = append(c.AcceptedAt, 0)
 	}
-	c.AcceptedAt[position] += v
+	c.AcceptedAt[position] += s.Value
 	return nil
-}
-
-// parseSample splits a line such as name{label="value"} 1.0 [timestamp]. The value of a label may hold anything but a line
-// break, so the last brace ends the labels.
-func parseSample(line string) (name, value string, ok bool) {
-	line = strings.TrimSpace(line)
-	if line == "" || line[0] == '#' {
-		return "", "", false
-	}
-	rest := line
-	if i := strings.IndexByte(line, '{'); i >= 0 {
-		end := strings.LastIndexByte(line, '}')
-		if end < i {
-			return "", "", false
-		}
-		name, rest = line[:i], line[end+1:]
-	} else {
-		name, rest, _ = strings.Cut(line, " ")
-	}
-	fields := strings.Fields(rest)
-	if len(fields) == 0 {
-		return "", "", false
-	}
-	return name, fields[0], true
 }

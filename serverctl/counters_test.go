@@ -39,9 +39,9 @@ vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="1",position="0"} 20
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",position="2"} 172
 `, Counters{Running: 7, Waiting: 1, KVUsage: 0.6, Preemptions: 2, Drafts: 184, DraftTokens: 544, AcceptedTokens: 532,
 			AcceptedAt: []float64{200, 0, 172}}, ""},
-		{"a position that is none", "vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"x\"} 1\n", Counters{}, "has no position, or no number"},
+		{"a position that is none", "vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"x\"} 1\n", Counters{}, `the position "x" is not a number`},
 		{"no statistics", "python_info 1\n", Counters{}, "remove --disable-log-stats"},
-		{"a figure that is none", "vllm:num_requests_running{engine=\"0\"} many\n", Counters{}, `vllm:num_requests_running: "many" is not a number`},
+		{"a figure that is none", "vllm:num_requests_running{engine=\"0\"} many\n", Counters{}, `line 1 of its answer, "vllm:num_requests_running{engine=\"0\"} many", is not in the format`},
 	} {
 		got, err := parseCounters(row.text)
 		if row.err != "" {

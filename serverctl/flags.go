@@ -57,9 +57,9 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 	if err := errors.Join(err, p.Stop(context.WithoutCancel(ctx), 0)); err != nil {
 		return nil, err
 	}
-	if flags = parseHelp(text.buf.String()); len(flags) == 0 || p.ExitCode() != 0 {
+	if flags = parseHelp(text.buf.String()); len(flags) == 0 || p.State().ExitCode() != 0 {
 		return nil, fmt.Errorf("ask the server for its flags: %q ended with %s and listed %d flags; %s; run it by hand to see why",
-			asked, p.Ending(), len(flags), lastSaid(text.buf.String()))
+			asked, p.State(), len(flags), lastSaid(text.buf.String()))
 	}
 	return flags, nil
 }
@@ -77,15 +77,12 @@ func (c *capped) Write(b []byte) (int, error) {
 
 // lastSaid returns the last lines of a failed help.
 func lastSaid(text string) string {
-	if strings.TrimSpace(text) == "" {
+	if text = strings.TrimSpace(text); text == "" {
 		return "it printed nothing"
 	}
-	return "its last lines: " + lastLines(text, 3)
-}
-
-func lastLines(text string, n int) string {
-	lines := strings.Split(strings.TrimSpace(text), "\n")
-	return strings.Join(lines[max(0, len(lines)-n):], " | ")
+	const shown = 3
+	lines := strings.Split(text, "\n")
+	return "its last lines: " + strings.Join(lines[max(0, len(lines)-shown):], " | ")
 }
 
 var (

@@ -66,12 +66,10 @@ func (s *Server) ask(ctx context.Context, method, path string, body, v any) (wai
 	case a.status >= 500:
 		return fmt.Sprintf("%s (HTTP %d)", path, a.status), nil
 	case a.status != http.StatusOK:
-		return "", &ExitError{Class: Infrastructure, Code: -1, Tail: s.log.last(),
-			Evidence: fmt.Sprintf("%s %s: HTTP %d: %s", method, path, a.status, shorten(string(a.body)))}
+		return "", s.failure(Infrastructure, "", "%s %s: HTTP %d: %s", method, path, a.status, shorten(string(a.body)))
 	}
 	if err := json.Unmarshal(a.body, v); err != nil {
-		return "", &ExitError{Class: Infrastructure, Code: -1, Tail: s.log.last(),
-			Evidence: fmt.Sprintf("%s %s: the answer is not JSON (%v): %s", method, path, err, shorten(string(a.body)))}
+		return "", s.failure(Infrastructure, "", "%s %s: the answer is not JSON (%v): %s", method, path, err, shorten(string(a.body)))
 	}
 	return "", nil
 }

@@ -23,15 +23,8 @@ func TestAHangIsNoticed(t *testing.T) {
 			t.Parallel()
 			c, _ := config(mode)
 			c.HangTimeout = 300 * time.Millisecond
-			s := start(t, c)
-			select {
-			case <-s.Exited():
-			case <-time.After(10 * time.Second):
-				t.Fatal("waited 10 s for the hang to be noticed")
-			}
-			exit, ok := errors.AsType[*ExitError](s.Err())
-			if !ok || exit.Class != Hang || exit.Cause != NoToken || !strings.Contains(exit.Evidence, evidence) {
-				t.Errorf("Err() = %v", s.Err())
+			if exit := awaitDeath(t, start(t, c)); exit.Class != Hang || exit.Cause != NoToken || !strings.Contains(exit.Evidence, evidence) {
+				t.Errorf("Err() = %v", exit)
 			}
 		})
 	}
@@ -156,7 +149,7 @@ func (g *scriptedGPU) Query(context.Context) (gpu.Reading, error) {
 	if len(g.levels) > 1 {
 		g.levels = g.levels[1:]
 	}
-	return gpu.Reading{At: time.Now(), GPUs: []gpu.GPU{{UUID: "GPU-1", UsedMiB: &used, Throttle: []string{gpu.ThrottlePowerCap}}}}, nil
+	return gpu.Reading{At: time.Now(), GPUs: []gpu.GPU{{UUID: "GPU-1", UsedMiB: &used, Throttle: []string{"power cap"}}}}, nil
 }
 
 // Watch reports nothing: only queries get the levels.

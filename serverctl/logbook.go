@@ -29,19 +29,24 @@ type logbook struct {
 	to      io.Writer // gets the full log; may be nil
 	secrets secrets   // to hide; may be empty
 
-	mu         sync.Mutex
-	writeErr   error // the first error of to
-	partial    []byte
-	tail       []string
+	mu       sync.Mutex
+	writeErr error // the first error of to
+	partial  []byte
+	logState
+}
+
+// A logState is what a log has told so far.
+type logState struct {
+	tail       []string // the last lines
 	facts      Facts
-	phase      string    // empty until the log names one
-	began      time.Time // beginning of the phase; zero before begin
-	shards     int       // percent of the weights' files loaded so far
-	args       map[string]string
-	parts      []Part // the completed phases
-	loaded     bool   // the server was ready: from now on it dies under load
-	resetsDone int
-	resetsLost int
+	phase      string            // empty until the log names one
+	began      time.Time         // beginning of the phase; zero before begin
+	shards     int               // percent of the weights' files loaded so far
+	args       map[string]string // the flags that the server found on its command line
+	parts      []Part            // the completed phases
+	loaded     bool              // the server was ready: from now on it dies under load
+	resetsDone int               // successful resets of the prefix cache
+	resetsLost int               // failed ones
 	signs      signs
 }
 
@@ -292,53 +297,21 @@ func (l *logbook) ready(now time.Time) []Part {
 	return l.parts
 }
 
-// learnt returns the facts and the phase so far.
-func (l *logbook) learnt() (f Facts, phase string) {
+// now returns a copy of what the log has told so far.
+func (l *logbook) now() logState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	now := l.logState
+	now.tail, now.args = slices.Clone(l.tail), maps.Clone(l.args)
+	return now
+}
+
+// progress returns the phase for people, with the part of the weights that is loaded.
+func (l *logState) progress() string {
 	if l.phase == loadingPhase && l.shards > 0 {
-		return l.facts, fmt.Sprintf("%s, %d %%", l.phase, l.shards)
+		return fmt.Sprintf("%s, %d %%", l.phase, l.shards)
 	}
-	return l.facts, l.phase
-}
-
-// loading reports whether the weights are being loaded, and how much of them is loaded, in percent; 0 is unknown.
-func (l *logbook) loading() (is bool, percent int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.phase == loadingPhase, l.shards
-}
-
-// nonDefault returns the flags that the server found on its command line. The caller owns the map.
-func (l *logbook) nonDefault() map[string]string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	args := maps.Clone(l.args)
-	if args == nil {
-		args = map[string]string{}
-	}
-	return args
-}
-
-// resets returns how many resets of the prefix cache the log reports, successful and failed.
-func (l *logbook) resets() (done, lost int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.resetsDone, l.resetsLost
-}
-
-// last returns the last lines.
-func (l *logbook) last() []string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return slices.Clone(l.tail)
-}
-
-// told reports whether the log has shown a known death.
-func (l *logbook) told() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.signs.known != nil
+	return l.phase
 }
 
 // death explains the end of a server by its log. It takes the first of these that exists: the first known death; an
@@ -405,17 +378,10 @@ func (s *signs) telling(line string) string {
 	return line
 }
 
-// lastLine returns the last line of the log; empty when there is none.
-func (l *logbook) lastLine() string {
+// lastLine returns the last line; empty when there is none.
+func (l *logState) lastLine() string {
 	if len(l.tail) == 0 {
 		return ""
 	}
 	return l.tail[len(l.tail)-1]
-}
-
-// askedToEnd reports whether somebody asked the server to end, which explains why it hangs.
-func (l *logbook) askedToEnd() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.signs.outside != nil
 }

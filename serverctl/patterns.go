@@ -199,11 +199,8 @@ var deaths = []death{
 	{text: regexp.MustCompile(`^ +(?:Value error, |Assertion failed, )?(.+?) \[type=\w+, input_value=`), start: FlagsRejected},
 
 	// vllm/v1/core/kv_cache_utils.py, in 0.33 kv_cache_planning.py; "models's" is 0.14.1's.
-	{text: regexp.MustCompile(`(To serve at least one request with the models?'s max seq len .*?\(([\d.]+) GiB KV cache is needed, ` +
-		`which is larger than the available KV cache memory \((-?[\d.]+) GiB\)(?:.*estimated maximum model length is ([\d,]+))?.*)`), start: KVTooSmall,
-		refine: func(e *ExitError, g []string) {
-			e.KVNeededGiB, e.KVAvailableGiB, e.KVMaxModelLen = parseFigure(g[2]), parseFigure(g[3]), int(parseFigure(g[4]))
-		}},
+	{text: regexp.MustCompile(`(To serve at least one request with the models?'s max seq len .*?GiB KV cache is needed, ` +
+		`which is larger than the available KV cache memory .*)`), start: KVTooSmall},
 	{text: regexp.MustCompile(`(No available memory for the cache blocks.*|The model's max seq len \(\d+\) is larger than the maximum number of tokens that can be stored in KV cache.*)`), start: KVTooSmall},
 
 	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. memoryOfOthers decides whose fault it is.

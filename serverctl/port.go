@@ -16,7 +16,6 @@ import (
 // net/ipv4/inet_connection_sock.c, Linux 6).
 type heldPort struct {
 	port    int
-	socket  int
 	release func()
 }
 
@@ -38,26 +37,18 @@ func bindPort(port int) (*heldPort, error) {
 	if err != nil {
 		return nil, os.NewSyscallError("socket", err)
 	}
-	h := &heldPort{socket: socket}
-	h.release = sync.OnceFunc(func() { unix.Close(socket) }) // closing a socket without a peer cannot fail
-	if err := h.bind(port); err != nil {
-		h.release()
+	release := sync.OnceFunc(func() { unix.Close(socket) }) // closing a socket without a peer cannot fail
+	err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(socket, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1))
+	if err == nil {
+		err = os.NewSyscallError("bind", unix.Bind(socket, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}))
+	}
+	var name unix.Sockaddr
+	if err == nil {
+		name, err = unix.Getsockname(socket)
+	}
+	if err != nil {
+		release()
 		return nil, err
 	}
-	return h, nil
-}
-
-func (h *heldPort) bind(port int) error {
-	if err := unix.SetsockoptInt(h.socket, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		return os.NewSyscallError("setsockopt", err)
-	}
-	if err := unix.Bind(h.socket, &unix.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}}); err != nil {
-		return os.NewSyscallError("bind", err)
-	}
-	name, err := unix.Getsockname(h.socket)
-	if err != nil {
-		return os.NewSyscallError("getsockname", err)
-	}
-	h.port = name.(*unix.SockaddrInet4).Port
-	return nil
+	return &heldPort{name.(*unix.SockaddrInet4).Port, release}, nil
 }

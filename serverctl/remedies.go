@@ -52,7 +52,7 @@ var (
 		Segfault:      {}, // a bug of native code: the search avoids the point
 		BusError:      {remedy: "check whether /dev/shm is full, and whether the disk with the weights is readable"},
 		Driver:        {machine: true, remedy: "check that nvidia-smi, or rocm-smi, works where the server runs: GPU, driver, and CUDA or ROCm must match"},
-		Command:       {fatal: true, remedy: "correct server.command: run it by hand in server.dir to see what it lacks"},
+		Command:       {fatal: true, remedy: "correct server.command: run it by hand to see what it lacks"},
 		Compiler:      {remedy: "install the compiler that the line names (gcc, nvcc, ninja) with its headers, where the server runs"},
 		NotAllowed:    {fatal: true, remedy: "let this user read or write what the line names"},
 		DiskError:     {remedy: "check the disk, or the NFS server, that holds the file"},

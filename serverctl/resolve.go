@@ -2,9 +2,12 @@ package serverctl
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"regexp"
 	"strings"
+
+	"vllmtuner/serverctl/exposition"
 )
 
 // cacheConfig is a gauge of value 1 whose labels are the fields of vLLM's CacheConfig (vllm/v1/metrics/loggers.py,
@@ -21,24 +24,24 @@ var resolvedFlags = map[string]string{
 	"num_gpu_blocks":         "num-gpu-blocks",
 }
 
-var label = regexp.MustCompile(`(\w+)="((?:[^"\\]|\\.)*)"`)
-
 // resolvedArgs returns the values of the server's flags by name, as far as the server tells. These are the flags of
 // its command line and, from /metrics, defaults that it chose by GPU and model. Flags that it does not tell are
 // missing, which is no error.
 func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
-	args := s.log.nonDefault()
+	args := map[string]string{}
+	maps.Copy(args, s.log.now().args)
 	a, err := s.call(ctx, http.MethodGet, "/metrics", nil, callTimeout)
 	if err != nil || a.status != http.StatusOK {
 		return args
 	}
-	for line := range strings.Lines(string(a.body)) {
-		if name, _, ok := parseSample(line); !ok || name != cacheConfig {
+	samples, _ := exposition.Parse(string(a.body)) // without samples, the command line has to do
+	for _, s := range samples {
+		if s.Name != cacheConfig {
 			continue
 		}
-		for _, l := range label.FindAllStringSubmatch(line, -1) {
-			if flag := resolvedFlags[l[1]]; flag != "" && l[2] != "None" {
-				args[flag] = l[2]
+		for label, value := range s.Labels {
+			if flag := resolvedFlags[label]; flag != "" && value != "None" {
+				args[flag] = value
 			}
 		}
 	}

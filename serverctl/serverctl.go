@@ -121,10 +121,6 @@ type ExitError struct {
 	Code     int           // exit code; -1 when it still ran or died of a signal
 	Tail     []string      // last lines of its log
 	Took     time.Duration // from the start to the failure, where wall-clock time does not tell
-
-	KVNeededGiB    float64 // for KVTooSmall: needed by one request of max-model-len; 0 when the server did not say
-	KVAvailableGiB float64 // for KVTooSmall: available; it may be negative
-	KVMaxModelLen  int     // for KVTooSmall: the longest model length that fits; 0 when the server did not say
 }
 
 // memoryFlags are the flags that make vLLM allocate memory of the host. vllm/config/cache.py, kv_transfer.py and

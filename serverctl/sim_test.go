@@ -1,7 +1,6 @@
 package serverctl
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -11,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -19,26 +17,7 @@ import (
 	"vllmtuner/serverctl/sim/vllm"
 )
 
-// A sharedLog is written by the simulated server and read by the test.
-type sharedLog struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (l *sharedLog) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.Write(p)
-}
-
-func (l *sharedLog) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.b.String()
-}
-
-// The golden file shows everything that the simulated server of each version reports of its start: facts, phases, and
-// its args.
+// The log of each version's simulated server tells the facts, the phases and the args of its start.
 func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 	for _, version := range sim.Versions {
 		p, err := sim.LoadProfile("small-fast")
@@ -52,7 +31,7 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 		}
 		_, port, _ := net.SplitHostPort(free.Addr().String())
 		free.Close()
-		log := new(sharedLog)
+		log := new(told)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		done := make(chan error, 1)
@@ -61,7 +40,7 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 			done <- s.Serve(ctx, []string{"/m", "--max-num-seqs", "8", "--port", port, "--api-key", "sk-secret-secret"})
 		}()
 		for range 500 {
-			if strings.Contains(log.String(), "Application startup complete") {
+			if strings.Contains(log.all(), "Application startup complete") {
 				break
 			}
 			time.Sleep(10 * time.Millisecond)
@@ -72,13 +51,13 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 		}
 		var l logbook
 		l.begin(time.Now())
-		fmt.Fprint(&l, log.String())
-		f, _ := l.learnt()
+		fmt.Fprint(&l, log.all())
+		f := l.now().facts
 		tokens, concurrency := f.KVCacheTokens, f.MaxConcurrency
 		if f.Version != version || !f.Simulated || tokens == 0 || concurrency == 0 || f.KVCacheGiB == 0 || f.ModelGiB != 8 || f.GraphGiB == 0 {
 			t.Errorf("%s: the facts are %+v", version, f)
 		}
-		if args := l.nonDefault(); args["max-num-seqs"] != "8" || args["model"] != "/m" || args["api-key"] != "" {
+		if args := l.now().args; args["max-num-seqs"] != "8" || args["model"] != "/m" || args["api-key"] != "" {
 			t.Errorf("%s: the args are %v", version, args)
 		}
 		var phases []string
@@ -91,7 +70,7 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 	}
 }
 
-// The golden file has the parsed help of each version.
+// The help of each version lists all its flags, and nothing else is taken for a flag.
 func TestTheHelpOfEachSimulatedVersionIsRead(t *testing.T) {
 	for _, version := range sim.Versions {
 		help, ok := (&vllm.Server{Version: version}).Help([]string{"--help=all"})

@@ -79,9 +79,9 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 	c.progress("starting the server on port %d", port)
 	begin := time.Now()
 	s.log.begin(begin)
-	s.process, err = proc.Start(proc.Spec{Argv: c.argv(program, port), Env: environ, Dir: c.Dir, Output: s.log})
+	s.process, err = proc.Start(proc.Spec{Argv: c.argv(program, port), Env: environ, Output: s.log})
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%w; the file exists, so either the interpreter in its first line or server.dir (%q) is missing", err, c.Dir)
+		return nil, fmt.Errorf("%w; the file exists, so the interpreter in its first line is missing", err)
 	}
 	if err != nil {
 		return nil, err
@@ -113,10 +113,10 @@ func (s *Server) abort(ctx context.Context, cause error) error {
 func (s *Server) finishStart(ctx context.Context, begin time.Time) {
 	now := time.Now()
 	parts := s.log.ready(now)
-	learnt, _ := s.log.learnt()
-	learnt.MaxModelLen = s.facts.MaxModelLen
-	learnt.StartUp, learnt.Parts, learnt.Port = now.Sub(begin), parts, s.port
-	s.facts = learnt
+	facts := s.log.now().facts
+	facts.MaxModelLen = s.facts.MaxModelLen
+	facts.StartUp, facts.Parts, facts.Port = now.Sub(begin), parts, s.port
+	s.facts = facts
 	if s.facts.Version == "" {
 		s.facts.Version = s.version(ctx)
 	}
@@ -148,7 +148,8 @@ func (s *Server) awaitReady(ctx context.Context) error {
 			continue
 		case <-time.After(s.config.limits.readyEvery):
 		}
-		if _, phase := s.log.learnt(); phase != "" && phase != told {
+		now := s.log.now()
+		if phase := now.progress(); phase != "" && phase != told {
 			s.config.progress("%s", phase)
 			told = phase
 		}
@@ -160,15 +161,14 @@ func (s *Server) awaitReady(ctx context.Context) error {
 }
 
 func (s *Server) startTimeout(waiting string) *ExitError {
-	e := &ExitError{Class: StartTimeout, Code: -1, Tail: s.log.last()}
-	e.Evidence = fmt.Sprintf("not ready after %v, still waiting for %s", s.config.StartTimeout, waiting)
-	if len(e.Tail) > 0 {
-		e.Evidence += "; last line: " + e.Tail[len(e.Tail)-1]
-	}
+	now := s.log.now()
 	// Weights that were still loading are the disk's fault, not the point's.
-	if is, percent := s.log.loading(); is && percent > 0 && percent < 100 {
-		e.Class, e.Cause = Infrastructure, SlowDisk
-		e.Evidence = fmt.Sprintf("%d %% of the weights were loaded after %v", percent, s.config.StartTimeout)
+	if now.phase == loadingPhase && now.shards > 0 && now.shards < 100 {
+		return s.failure(Infrastructure, SlowDisk, "%d %% of the weights were loaded after %v", now.shards, s.config.StartTimeout)
+	}
+	e := s.failure(StartTimeout, "", "not ready after %v, still waiting for %s", s.config.StartTimeout, waiting)
+	if last := now.lastLine(); last != "" {
+		e.Evidence += "; last line: " + last
 	}
 	return e
 }
@@ -183,14 +183,13 @@ func (s *Server) checkReady(ctx context.Context) (waiting string, err error) {
 	}
 	ours, err := s.process.Listens(s.port)
 	if err != nil {
-		return "", &ExitError{Class: Infrastructure, Evidence: err.Error(), Code: -1, Tail: s.log.last()}
+		return "", s.failure(Infrastructure, "", "%v", err)
 	}
 	if s.strangers++; !ours && s.strangers < 2 {
 		return "our own process to answer on the port", nil // it may have died between its answer and our check
 	}
 	if !ours {
-		return "", &ExitError{Class: PortTaken, Code: -1, Tail: s.log.last(),
-			Evidence: fmt.Sprintf("port %d is answered by a process that we did not start", s.port)}
+		return "", s.failure(PortTaken, "", "port %d is answered by a process that we did not start", s.port)
 	}
 	s.owned, s.strangers = true, 0
 	if s.healthy && health.status == http.StatusServiceUnavailable { // the engine died during the first token

@@ -294,7 +294,7 @@ func TestSecretsAreInNoLogAndNoTail(t *testing.T) {
 	c.Env["HF_TOKEN"], c.Env["MYCRED"] = "token-in-env", "value-of-a-reference"
 	c.Secrets = []string{"value-of-a-reference"}
 	s := start(t, c)
-	text := seen.all() + strings.Join(s.log.last(), "\n")
+	text := seen.all() + strings.Join(s.log.now().tail, "\n")
 	for _, secret := range []string{"key-of-the-api", "key-in-args", "token-in-args", "token-in-env", "value-of-a-reference"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%q is in the log", secret)
@@ -335,9 +335,13 @@ func TestTheEnvironmentPutsTheUsersWordLast(t *testing.T) {
 	t.Setenv("NO_COLOR", "mine")
 	t.Setenv("VLLM_SERVER_DEV_MODE", "0")
 	env := Config{Env: map[string]string{"EXTRA": "x"}, StartTimeout: time.Minute}.environ()
-	for _, want := range []string{"NO_COLOR=mine", "VLLM_SERVER_DEV_MODE=1", "EXTRA=x", "VLLM_ENGINE_READY_TIMEOUT_S=120", "PYTHONUNBUFFERED=1"} {
+	for _, want := range []string{"NO_COLOR=mine", "VLLM_SERVER_DEV_MODE=1", "EXTRA=x", "VLLM_ENGINE_READY_TIMEOUT_S=120", "PYTHONUNBUFFERED=1", "PYTHONFAULTHANDLER=1"} {
 		if !slices.Contains(env, want) {
 			t.Errorf("the environment lacks %s", want)
 		}
+	}
+	env = Config{Env: map[string]string{"PYTHONFAULTHANDLER": ""}}.environ()
+	if slices.Contains(env, "PYTHONFAULTHANDLER=1") {
+		t.Error("the user's word does not count")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -143,12 +144,8 @@ func (s *Server) stop(ctx context.Context) error {
 			return err
 		}
 	}
-	swept, err := s.shm.Sweep()
-	if err != nil {
+	if s.ended.Shm, err = s.shm.Sweep(); err != nil {
 		return err
-	}
-	for _, segment := range swept {
-		s.ended.Shm = append(s.ended.Shm, segment.Name)
 	}
 	return s.awaitMemory(context.WithoutCancel(ctx))
 }
@@ -175,7 +172,7 @@ func (s *Server) awaitMemory(ctx context.Context) error {
 			s.ended.GPUs = compare(s.before, reading.GPUs)
 		}
 		s.ended.GPUWait = time.Since(begin)
-		above := aboveLevel(s.ended.GPUs)
+		above := slices.DeleteFunc(slices.Clone(s.ended.GPUs), GPUMemory.released)
 		switch {
 		case err == nil && len(above) == 0:
 			return nil
@@ -225,15 +222,8 @@ func compare(before, after []gpu.GPU) []GPUMemory {
 	return list
 }
 
-func aboveLevel(gpus []GPUMemory) []GPUMemory {
-	var above []GPUMemory
-	for _, g := range gpus {
-		if g.After == unknownMiB || g.After > g.Before+gpuSlackMiB {
-			above = append(above, g)
-		}
-	}
-	return above
-}
+// released reports whether no more memory is in use than before the start.
+func (g GPUMemory) released() bool { return g.After != unknownMiB && g.After <= g.Before+gpuSlackMiB }
 
 // awaitClosed waits until no process listens on a port.
 func awaitClosed(port int) error {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -40,14 +41,14 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			return nil
 		case err := <-ping:
 			if ping = nil; err != nil && ctx.Err() == nil {
-				return s.hang(NoToken, fmt.Sprintf("an idle server generated no token for our request within %v: %v", s.config.HangTimeout, err))
+				return s.failure(Hang, NoToken, "an idle server generated no token for our request within %v: %v", s.config.HangTimeout, err)
 			}
 			continue
 		case <-s.process.Exited():
 			s.log.close() // Stop reports its error
 			// The exit code is 0 when the engine died and the API server then shut down normally.
 			what := "the server ended by itself: "
-			if s.process.ExitCode() < 0 {
+			if s.process.State().ExitCode() < 0 {
 				what = "the server's first process was ended: "
 			}
 			return s.death(s.ending(what))
@@ -65,16 +66,16 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			failures = 0
 		}
 		if failures >= s.config.limits.healthFailures {
-			if s.log.askedToEnd() { // the server then waits for its clients; 0.14.1 has no limit for this wait
+			if s.log.now().signs.outside != nil { // the server then waits for its clients; 0.14.1 has no limit for this wait
 				return s.death(ending{code: -1})
 			}
-			return s.hang(Deaf, fmt.Sprintf("/health failed %d times in a row: %v", failures, err))
+			return s.failure(Hang, Deaf, "/health failed %d times in a row: %v", failures, err)
 		}
 		if now := time.Now(); failures == 0 && !now.Before(next) {
 			next = now.Add(s.config.limits.sampleEvery)
 			_ = s.seeShm() // processes come and go; Stop reports what it cannot see
 			if evidence := s.readCounters(ctx, &still); evidence != "" {
-				return s.hang(NoToken, evidence)
+				return s.failure(Hang, NoToken, "%s", evidence)
 			}
 			if ping == nil && still.tooQuiet(now) {
 				ping = s.ping(ctx)
@@ -104,7 +105,7 @@ func (s *Server) ping(ctx context.Context) chan error {
 
 // engineDeath waits briefly for the engine's last words: the API server may answer before they came through the pipe.
 func (s *Server) engineDeath() *ExitError {
-	for deadline := time.Now().Add(lastWords); !s.log.told() && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(lastWords); s.log.now().signs.known == nil && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
 	}
 	e := s.death(ending{code: -1, words: "/health answers 503: the engine is dead"})
@@ -116,7 +117,12 @@ func (s *Server) engineDeath() *ExitError {
 
 // ending returns how the server's first process ended, with words in front of its own.
 func (s *Server) ending(what string) ending {
-	return ending{s.process.ExitCode(), s.process.Signal(), what + s.process.Ending()}
+	state := s.process.State()
+	end := ending{code: state.ExitCode(), words: what + state.String()}
+	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
+		end.signal = status.Signal()
+	}
+	return end
 }
 
 // death explains the end of the server by its log, and a killed process by the kernel's counter.
@@ -149,8 +155,9 @@ func (s *Server) readCounters(ctx context.Context, still *stillness) (evidence s
 	return still.see(now, c)
 }
 
-func (s *Server) hang(cause Cause, evidence string) *ExitError {
-	return &ExitError{Class: Hang, Cause: cause, Evidence: evidence, Code: -1, Tail: s.log.last()}
+// failure returns the failure of a server that still runs.
+func (s *Server) failure(class Class, cause Cause, format string, args ...any) *ExitError {
+	return &ExitError{Class: class, Cause: cause, Evidence: fmt.Sprintf(format, args...), Code: -1, Tail: s.log.now().tail}
 }
 
 // A stillness tracks how long a server has had requests without making progress.

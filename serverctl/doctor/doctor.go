@@ -201,16 +201,9 @@ func checkGPU(g gpu.GPU) (all []host.Finding) {
 		find(host.Warning, "memory", mebibytes(*g.UsedMiB)+" in use by other processes", "nearly all free: vLLM takes 90 % by default",
 			"end the processes that use it, or choose another GPU with CUDA_VISIBLE_DEVICES")
 	}
-	if slow := slices.DeleteFunc(slices.Clone(g.Throttle), harmless); len(slow) > 0 {
+	if slow := g.Slowdowns(); len(slow) > 0 {
 		find(host.Warning, "clocks", strings.Join(slow, ", "), "",
 			"check the node's cooling and power (nvidia-smi -q -d PERFORMANCE); until then, measured capacities are too low")
 	}
 	return all
-}
-
-// harmless reports whether a throttle reason is a setting or a normal load.
-func harmless(reason string) bool {
-	return slices.Contains([]string{
-		gpu.ThrottleIdle, gpu.ThrottleApplicationClocks, gpu.ThrottlePowerCap, gpu.ThrottleSyncBoost, gpu.ThrottleDisplayClock,
-	}, reason)
 }

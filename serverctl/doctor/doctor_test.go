@@ -29,7 +29,7 @@ func h200(index int) gpu.GPU {
 	return gpu.GPU{
 		Index: index, UUID: fmt.Sprintf("GPU-5ab4ffcb-1234-1234-1234-00000000000%d", index), Name: "NVIDIA H200", Driver: "580.173.02",
 		TotalMiB: new(143771.0), UsedMiB: new(0.0), FreeMiB: new(143158.0), Utilization: new(0.0), PowerW: new(76.12), PowerLimitW: new(700.0),
-		SMClockMHz: new(345.0), MemoryClockMHz: new(3201.0), TemperatureC: new(29.0), Throttle: []string{gpu.ThrottleIdle},
+		SMClockMHz: new(345.0), MemoryClockMHz: new(3201.0), TemperatureC: new(29.0), Throttle: []string{"idle"},
 	}
 }
 
@@ -52,7 +52,7 @@ func unset(string) (string, bool) { return "", false }
 // People see the texts in testdata. Read the diff after UPDATE_SCRIPTS=1.
 func TestText(t *testing.T) {
 	busy, lost, divided := h200(1), h200(2), h200(3)
-	busy.UsedMiB, busy.FreeMiB, busy.Throttle = new(129000.0), new(14158.0), []string{gpu.ThrottlePowerCap, gpu.ThrottleHardwareThermal}
+	busy.UsedMiB, busy.FreeMiB, busy.Throttle = new(129000.0), new(14158.0), []string{"power cap", "hardware thermal slowdown"}
 	lost.FreeMiB, lost.UsedMiB, lost.Unsaid = nil, nil, map[string]string{"memory.used": "[GPU is lost]"}
 	divided.MIG, divided.FreeMiB, divided.UsedMiB, divided.TotalMiB, divided.Utilization, divided.Throttle = "enabled", nil, nil, nil, nil, nil
 	divided.Unsaid = map[string]string{"memory.used": "[Insufficient Permissions]"}

@@ -6,7 +6,6 @@ import (
 	"io"
 	"os/exec"
 	"runtime"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -21,8 +20,6 @@ const (
 	// does.
 	killGrace = 2 * time.Second
 )
-
-var errFlood = errors.New("more output than any valid answer")
 
 // A child is one run of nvidia-smi, in its own process group. The kernel kills it when this process dies: nvidia-smi
 // -lms would run for ever.
@@ -73,28 +70,18 @@ func (c *child) end(kill func(pid int) error) bool {
 // sigkill is the kill function outside tests.
 func sigkill(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
 
-// A bounded buffer keeps the first bytes written to it, and calls full when it gets more.
+// A bounded buffer keeps the first bytes written to it.
 type bounded struct {
-	full func()
-
-	mu  sync.Mutex
-	buf bytes.Buffer
+	buf  bytes.Buffer
+	full bool // more was written
 }
 
-// Write fails when the buffer is full, which closes the writer's pipe.
+// Write fails when the buffer is full. That closes the pipe of the child, which then dies of SIGPIPE.
 func (b *bounded) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
 	n, _ := b.buf.Write(p[:min(len(p), maxOutput-b.buf.Len())]) // never fails
 	if n < len(p) {
-		b.full()
-		return n, errFlood
+		b.full = true
+		return n, errors.New("the buffer is full")
 	}
 	return n, nil
-}
-
-func (b *bounded) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.buf.String()
 }

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"regexp"
@@ -11,93 +12,78 @@ import (
 	"unicode/utf8"
 )
 
-// A field is a column that nvidia-smi is asked for, with the function that stores its value.
-type field[T any] struct {
-	names []string // the current name, then older ones
-	set   func(row *T, name, text string) error
+// A column is what nvidia-smi is asked for: its current name, then older ones.
+type column []string
+
+// throttleColumn has two names: drivers before 535 know only the second.
+var throttleColumn = column{"clocks_event_reasons.active", "clocks_throttle_reasons.active"}
+
+// gpuColumns returns the columns of --query-gpu. The name is last because only it may contain a comma.
+func gpuColumns() []column {
+	all := []column{{"index"}, {"uuid"}, {"driver_version"}}
+	for _, f := range figures {
+		all = append(all, column{f.smi})
+	}
+	return append(all, throttleColumn, column{"mig.mode.current"}, column{"name"})
 }
 
-// gpuFields are the columns of --query-gpu. The name is last because only it may contain a comma.
-func gpuFields() []field[GPU] {
-	figure := func(name string, of func(*GPU) **float64) field[GPU] {
-		return field[GPU]{[]string{name}, func(g *GPU, name, text string) error { return g.figure(name, text, of(g)) }}
-	}
-	word := func(name string, of func(*GPU) *string) field[GPU] {
-		return field[GPU]{[]string{name}, func(g *GPU, _, text string) error {
-			if !unsaid(text) {
-				*of(g) = clip(text)
-			}
-			return nil
-		}}
-	}
-	return []field[GPU]{
-		{[]string{"index"}, func(g *GPU, _, text string) (err error) {
-			g.Index, err = parseIndex(text)
-			return err
-		}},
-		word("uuid", func(g *GPU) *string { return &g.UUID }),
-		word("driver_version", func(g *GPU) *string { return &g.Driver }),
-		figure("memory.total", func(g *GPU) **float64 { return &g.TotalMiB }),
-		figure("memory.used", func(g *GPU) **float64 { return &g.UsedMiB }),
-		figure("memory.free", func(g *GPU) **float64 { return &g.FreeMiB }),
-		figure("utilization.gpu", func(g *GPU) **float64 { return &g.Utilization }),
-		figure("power.draw", func(g *GPU) **float64 { return &g.PowerW }),
-		figure("power.limit", func(g *GPU) **float64 { return &g.PowerLimitW }),
-		figure("clocks.sm", func(g *GPU) **float64 { return &g.SMClockMHz }),
-		figure("clocks.mem", func(g *GPU) **float64 { return &g.MemoryClockMHz }),
-		figure("temperature.gpu", func(g *GPU) **float64 { return &g.TemperatureC }),
-		// Drivers before 535 know only the second name.
-		{[]string{"clocks_event_reasons.active", "clocks_throttle_reasons.active"}, (*GPU).setThrottle},
-		{[]string{"mig.mode.current"}, func(g *GPU, _, text string) error {
-			if text == "Enabled" {
-				g.MIG = "enabled"
-			}
-			return nil
-		}},
-		word("name", func(g *GPU) *string { return &g.Name }),
-	}
-}
-
-// processFields are the columns of --query-compute-apps. The process's name is left out: it may be a whole command
+// processColumns are the columns of --query-compute-apps. The process's name is left out: it may be a whole command
 // line with secrets.
-func processFields() []field[Process] {
-	return []field[Process]{
-		{[]string{"pid"}, func(p *Process, _, text string) (err error) {
-			if !unsaid(text) {
-				p.PID, err = parseIndex(text)
-			}
-			return err
-		}},
-		{[]string{"used_memory", "used_gpu_memory"}, func(p *Process, _, text string) (err error) {
-			p.UsedMiB, err = quantity(text)
-			return err
-		}},
-		{[]string{"gpu_uuid"}, func(p *Process, _, text string) error {
-			p.GPU = clip(text)
-			return nil
-		}},
+var processColumns = []column{{"pid"}, {"used_memory", "used_gpu_memory"}, {"gpu_uuid"}}
+
+// A row is one line of a table. It maps the names of the columns to their texts.
+type row map[string]string
+
+// word returns a text, or "" in place of a missing value.
+func (r row) word(name string) string {
+	if unsaid(r[name]) {
+		return ""
 	}
+	return clip(r[name])
 }
 
-// figure stores a number, or the words in its place.
-func (g *GPU) figure(name, text string, to **float64) (err error) {
-	*to, err = quantity(text)
-	if *to == nil && err == nil {
-		g.leave(name, text)
+// newGPU reads a row of --query-gpu.
+func newGPU(r row) (g GPU, err error) {
+	g = GPU{UUID: r.word("uuid"), Name: r.word("name"), Driver: r.word("driver_version")}
+	if r["mig.mode.current"] == "Enabled" {
+		g.MIG = "enabled"
 	}
-	return err
+	if g.Index, err = parseIndex(r["index"]); err != nil {
+		return g, fmt.Errorf("index: %w", err)
+	}
+	for _, f := range figures {
+		text, asked := r[f.smi]
+		if !asked {
+			continue
+		}
+		v, err := quantity(text)
+		if err != nil {
+			return g, fmt.Errorf("%s: %w", f.smi, err)
+		}
+		if v == nil {
+			g.leave(f.smi, text)
+		}
+		*f.of(&g) = v
+	}
+	return g, g.setThrottle(r)
 }
 
-func (g *GPU) setThrottle(name, text string) error {
-	mask, err := strconv.ParseUint(text, 0, 64)
-	switch {
-	case unsaid(text):
-		g.leave(name, text)
-		return nil
-	case err != nil:
-		return fmt.Errorf("%q is not a mask of reasons", clip(text))
+func (g *GPU) setThrottle(r row) error {
+	for _, name := range throttleColumn {
+		text, asked := r[name]
+		if !asked {
+			continue
+		}
+		mask, err := strconv.ParseUint(text, 0, 64)
+		switch {
+		case unsaid(text):
+			g.leave(name, text)
+		case err != nil:
+			return fmt.Errorf("%s: %q is not a mask of reasons", name, clip(text))
+		default:
+			g.Throttle = throttle(mask)
+		}
 	}
-	g.Throttle = throttle(mask)
 	return nil
 }
 
@@ -107,6 +93,20 @@ func (g *GPU) leave(name, text string) {
 		g.Unsaid = make(map[string]string)
 	}
 	g.Unsaid[name] = clip(text)
+}
+
+// newProcess reads a row of --query-compute-apps.
+func newProcess(r row) (p Process, err error) {
+	p.GPU = clip(r["gpu_uuid"])
+	if text := r["pid"]; !unsaid(text) {
+		if p.PID, err = parseIndex(text); err != nil {
+			return p, fmt.Errorf("pid: %w", err)
+		}
+	}
+	if p.UsedMiB, err = quantity(cmp.Or(r["used_memory"], r["used_gpu_memory"])); err != nil {
+		return p, fmt.Errorf("used_memory: %w", err)
+	}
+	return p, nil
 }
 
 // unsaid reports whether a text stands for a missing value: [N/A], [Not Supported], [Insufficient Permissions],
@@ -141,67 +141,42 @@ func parseIndex(text string) (int, error) {
 	return n, nil
 }
 
-// parseLine parses a line of CSV without header and units. The last field takes the rest of the line.
-func parseLine[T any](line string, fields []field[T]) (row T, err error) {
-	texts := strings.SplitN(line, ",", len(fields))
-	if len(texts) < len(fields) {
-		return row, fmt.Errorf("%d of %d values in %q", len(texts), len(fields), clip(line))
+// parseLine parses a line of CSV without header and units. The last column takes the rest of the line.
+func parseLine[T any](line string, names []string, read func(row) (T, error)) (v T, err error) {
+	texts := strings.SplitN(line, ",", len(names))
+	if len(texts) < len(names) {
+		return v, fmt.Errorf("%d of %d values in %q", len(texts), len(names), clip(line))
 	}
-	for i, f := range fields {
-		if err := f.set(&row, f.names[0], strings.TrimSpace(texts[i])); err != nil {
-			return row, fmt.Errorf("%s: %w, in %q", f.names[0], err, clip(line))
-		}
+	r := row{}
+	for i, name := range names {
+		r[name] = strings.TrimSpace(texts[i])
 	}
-	return row, nil
+	if v, err = read(r); err != nil {
+		return v, fmt.Errorf("%w, in %q", err, clip(line))
+	}
+	return v, nil
 }
 
 // parseTable parses all lines. It skips warnings, such as "WARNING: infoROM is corrupted at gpu 0000:3B:00.0".
-func parseTable[T any](text string, fields []field[T]) ([]T, error) {
-	var rows []T
+func parseTable[T any](text string, names []string, read func(row) (T, error)) (all []T, err error) {
 	for line := range strings.Lines(text) {
 		if line = strings.TrimSpace(line); !isRow(line) {
 			continue
 		}
-		row, err := parseLine(line, fields)
+		v, err := parseLine(line, names, read)
 		if err != nil {
 			return nil, err
 		}
-		rows = append(rows, row)
+		all = append(all, v)
 	}
-	return rows, nil
+	return all, nil
 }
 
 // isRow reports whether a line is neither empty nor a warning.
 func isRow(line string) bool { return line != "" && !strings.HasPrefix(line, "WARNING:") }
 
-// unknownField matches what nvidia-smi writes, on its standard output, for a field that it does not know.
+// unknownField matches what nvidia-smi writes, on its standard output, for a column that it does not know.
 var unknownField = regexp.MustCompile(`Field "([^"]+)" is not a valid field to query`)
-
-// without removes the unknown names from the fields, and drops a field without names. It reports whether any name was
-// removed: otherwise another query would not help.
-func without[T any](fields []field[T], text string) (rest []field[T], changed bool) {
-	var unknown []string
-	for _, match := range unknownField.FindAllStringSubmatch(text, -1) {
-		unknown = append(unknown, match[1])
-	}
-	for _, f := range fields {
-		names := slices.DeleteFunc(slices.Clone(f.names), func(name string) bool { return slices.Contains(unknown, name) })
-		changed = changed || len(names) < len(f.names)
-		if len(names) > 0 {
-			rest = append(rest, field[T]{names, f.set})
-		}
-	}
-	return rest, changed
-}
-
-// asked returns the names of the columns to ask for.
-func asked[T any](fields []field[T]) string {
-	names := make([]string, len(fields))
-	for i, f := range fields {
-		names[i] = f.names[0]
-	}
-	return strings.Join(names, ",")
-}
 
 // clip makes a foreign line printable: no control characters, and short enough for an error message.
 func clip(text string) string {

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strconv"
 	"time"
+
+	"vllmtuner/serverctl/exposition"
 )
 
 // maxMetrics is how many bytes of an exporter's page are read. Sixteen GPUs with all profiling fields take 200 KiB.
@@ -22,7 +24,6 @@ const maxMetrics = 8 << 20
 // those of other containers: see Visible.
 type DCGM struct {
 	URL     string        // such as http://10.0.0.7:9400; /metrics is added where there is no path
-	HTTP    *http.Client  // nil means a client without a proxy: the exporter is on our node
 	Timeout time.Duration // limit for one answer; 0 means ten seconds
 }
 
@@ -62,10 +63,7 @@ func (d *DCGM) page(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", errors.New("its URL is not valid")
 	}
-	client := d.HTTP
-	if client == nil {
-		client = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
-	}
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // without a proxy: the exporter is on our node
 	answer, err := client.Do(request)
 	if err != nil {
 		return "", err // net/http hides passwords
@@ -81,24 +79,21 @@ func (d *DCGM) page(ctx context.Context) (string, error) {
 	return string(text), err
 }
 
-// dcgmFields maps the names of dcgm_fields.h to our fields. Memory is in MiB, power in W, clocks in MHz.
-var dcgmFields = map[string]func(*GPU) **float64{
-	"DCGM_FI_DEV_FB_TOTAL":               func(g *GPU) **float64 { return &g.TotalMiB },
-	"DCGM_FI_DEV_FB_USED":                func(g *GPU) **float64 { return &g.UsedMiB },
-	"DCGM_FI_DEV_FB_FREE":                func(g *GPU) **float64 { return &g.FreeMiB },
-	"DCGM_FI_DEV_GPU_UTIL":               func(g *GPU) **float64 { return &g.Utilization },
-	"DCGM_FI_DEV_POWER_USAGE":            func(g *GPU) **float64 { return &g.PowerW },
-	"DCGM_FI_DEV_POWER_MGMT_LIMIT":       func(g *GPU) **float64 { return &g.PowerLimitW },
-	"DCGM_FI_DEV_SM_CLOCK":               func(g *GPU) **float64 { return &g.SMClockMHz },
-	"DCGM_FI_DEV_MEM_CLOCK":              func(g *GPU) **float64 { return &g.MemoryClockMHz },
-	"DCGM_FI_DEV_GPU_TEMP":               func(g *GPU) **float64 { return &g.TemperatureC },
-	dcgmReserved:                         nil,
-	"DCGM_FI_DEV_CLOCK_THROTTLE_REASONS": nil, // up to DCGM 3.2
-	"DCGM_FI_DEV_CLOCKS_EVENT_REASONS":   nil, // the same mask since
-}
+// dcgmFigures maps the names of DCGM to the figures of a GPU.
+var dcgmFigures = func() map[string]func(*GPU) **float64 {
+	named := map[string]func(*GPU) **float64{}
+	for _, f := range figures {
+		named[f.dcgm] = f.of
+	}
+	return named
+}()
 
-// dcgmReserved is the memory that the driver keeps. Reserved, used and free make up the total.
-const dcgmReserved = "DCGM_FI_DEV_FB_RESERVED"
+const (
+	// dcgmReserved is the memory that the driver keeps. Reserved, used and free make up the total.
+	dcgmReserved = "DCGM_FI_DEV_FB_RESERVED"
+	// dcgmThrottle is the mask of reasons, up to DCGM 3.2; dcgmEvents is its name since.
+	dcgmThrottle, dcgmEvents = "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
+)
 
 // dcgmBlank is the lowest value that stands for "no value" (DCGM_INT32_BLANK in dcgm_structs.h; those of 64 bits and
 // of floating point are higher). The exporter omits most of them.
@@ -106,30 +101,30 @@ const dcgmBlank = 0x7ffffff0
 
 // parseDCGM parses the exporter's text. A device that MIG has divided shows each of its instances.
 func parseDCGM(text string) ([]GPU, error) {
-	samples, err := parseSamples(text)
+	samples, err := exposition.Parse(text)
 	if err != nil {
 		return nil, err
 	}
 	gpus, reserved := map[string]*GPU{}, map[string]float64{}
 	for _, s := range samples {
-		of, known := dcgmFields[s.name]
-		if !known {
+		of := dcgmFigures[s.Name]
+		if of == nil && !slices.Contains([]string{dcgmReserved, dcgmThrottle, dcgmEvents}, s.Name) {
 			continue
 		}
-		key := s.labels["gpu"] + " " + s.labels["UUID"] + " " + s.labels["GPU_I_ID"]
+		key := s.Labels["gpu"] + " " + s.Labels["UUID"] + " " + s.Labels["GPU_I_ID"]
 		g := gpus[key]
 		if g == nil {
-			g = s.device()
+			g = device(s.Labels)
 			gpus[key] = g
 		}
 		switch {
-		case math.IsNaN(s.value) || s.value < 0 || s.value >= dcgmBlank:
+		case math.IsNaN(s.Value) || s.Value < 0 || s.Value >= dcgmBlank:
 		case of != nil:
-			*of(g) = &s.value
-		case s.name == dcgmReserved:
-			reserved[key] = s.value
+			*of(g) = &s.Value
+		case s.Name == dcgmReserved:
+			reserved[key] = s.Value
 		default:
-			g.Throttle = throttle(uint64(s.value))
+			g.Throttle = throttle(uint64(s.Value))
 		}
 	}
 	if len(gpus) == 0 {
@@ -148,13 +143,13 @@ func parseDCGM(text string) ([]GPU, error) {
 }
 
 // device returns a GPU with the labels of a sample. All samples of one GPU have the same labels.
-func (s sample) device() *GPU {
-	g := &GPU{UUID: s.labels["UUID"], Name: s.labels["modelName"], Driver: s.labels["DCGM_FI_DRIVER_VERSION"]}
-	if n, err := strconv.Atoi(s.labels["gpu"]); err == nil && n >= 0 {
+func device(labels map[string]string) *GPU {
+	g := &GPU{UUID: labels["UUID"], Name: labels["modelName"], Driver: labels["DCGM_FI_DRIVER_VERSION"]}
+	if n, err := strconv.Atoi(labels["gpu"]); err == nil && n >= 0 {
 		g.Index = n
 	}
-	if profile := s.labels["GPU_I_PROFILE"]; profile != "" {
-		g.MIG = fmt.Sprintf("%s #%s", profile, s.labels["GPU_I_ID"])
+	if profile := labels["GPU_I_PROFILE"]; profile != "" {
+		g.MIG = fmt.Sprintf("%s #%s", profile, labels["GPU_I_ID"])
 	}
 	return g
 }

@@ -49,40 +49,59 @@ type GPU struct {
 	MemoryClockMHz *float64 `json:"memory_clock_mhz"`
 	TemperatureC   *float64 `json:"temperature_c"`
 
-	// Throttle lists the reasons that limit the clocks, see the Throttle constants. It is empty when nothing limits
-	// them, and nil when the source does not tell.
+	// Throttle lists the reasons that limit the clocks, by the names in reasons. It is empty when nothing limits them,
+	// and nil when the source does not tell.
 	Throttle []string `json:"throttle"`
 
 	Unsaid map[string]string `json:"unsaid,omitempty"` // by the source's name of the field
 }
 
-// The values of GPU.Throttle. The first five come from settings and load; the others mean that the machine needs
-// attention.
-const (
-	ThrottleIdle              = "idle"
-	ThrottleApplicationClocks = "application clocks"
-	ThrottlePowerCap          = "power cap"
-	ThrottleSyncBoost         = "sync boost"
-	ThrottleDisplayClock      = "display clock"
-	ThrottleHardware          = "hardware slowdown"
-	ThrottleSoftwareThermal   = "software thermal slowdown"
-	ThrottleHardwareThermal   = "hardware thermal slowdown"
-	ThrottlePowerBrake        = "power brake"
-)
+// figures are the numbers of a GPU, by their names in nvidia-smi and in DCGM's dcgm_fields.h. Both sources give memory in
+// MiB, power in W, and clocks in MHz.
+var figures = []struct {
+	smi, dcgm string
+	of        func(*GPU) **float64
+}{
+	{"memory.total", "DCGM_FI_DEV_FB_TOTAL", func(g *GPU) **float64 { return &g.TotalMiB }},
+	{"memory.used", "DCGM_FI_DEV_FB_USED", func(g *GPU) **float64 { return &g.UsedMiB }},
+	{"memory.free", "DCGM_FI_DEV_FB_FREE", func(g *GPU) **float64 { return &g.FreeMiB }},
+	{"utilization.gpu", "DCGM_FI_DEV_GPU_UTIL", func(g *GPU) **float64 { return &g.Utilization }},
+	{"power.draw", "DCGM_FI_DEV_POWER_USAGE", func(g *GPU) **float64 { return &g.PowerW }},
+	{"power.limit", "DCGM_FI_DEV_POWER_MGMT_LIMIT", func(g *GPU) **float64 { return &g.PowerLimitW }},
+	{"clocks.sm", "DCGM_FI_DEV_SM_CLOCK", func(g *GPU) **float64 { return &g.SMClockMHz }},
+	{"clocks.mem", "DCGM_FI_DEV_MEM_CLOCK", func(g *GPU) **float64 { return &g.MemoryClockMHz }},
+	{"temperature.gpu", "DCGM_FI_DEV_GPU_TEMP", func(g *GPU) **float64 { return &g.TemperatureC }},
+}
 
-// throttleWords names the bits of nvmlClocksEventReason, formerly nvmlClocksThrottleReason, from the lowest (nvml.h).
-// DCGM uses the same mask.
-var throttleWords = []string{
-	ThrottleIdle, ThrottleApplicationClocks, ThrottlePowerCap, ThrottleHardware, ThrottleSyncBoost,
-	ThrottleSoftwareThermal, ThrottleHardwareThermal, ThrottlePowerBrake, ThrottleDisplayClock,
+// A reason to throttle.
+type reason struct {
+	name   string
+	normal bool
+}
+
+// reasons names the bits of nvmlClocksEventReason, formerly nvmlClocksThrottleReason, from the lowest (nvml.h). DCGM uses
+// the same mask. Settings and load give the normal reasons; the others mean that the machine needs attention.
+var reasons = []reason{
+	{"idle", true}, {"application clocks", true}, {"power cap", true}, {"hardware slowdown", false}, {"sync boost", true},
+	{"software thermal slowdown", false}, {"hardware thermal slowdown", false}, {"power brake", false}, {"display clock", true},
+}
+
+// Slowdowns returns the reasons to throttle that mean that the machine needs attention.
+func (g GPU) Slowdowns() (names []string) {
+	for _, name := range g.Throttle {
+		if i := slices.IndexFunc(reasons, func(r reason) bool { return r.name == name }); i < 0 || !reasons[i].normal {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // throttle returns the names of the reasons in a mask. An unknown bit is named by its value.
 func throttle(mask uint64) []string {
 	words := []string{} // not nil: it is known that nothing limits the clocks
 	for ; mask != 0; mask &= mask - 1 {
-		if i := bits.TrailingZeros64(mask); i < len(throttleWords) {
-			words = append(words, throttleWords[i])
+		if i := bits.TrailingZeros64(mask); i < len(reasons) {
+			words = append(words, reasons[i].name)
 		} else {
 			words = append(words, fmt.Sprintf("reason 0x%x", uint64(1)<<i))
 		}

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -28,20 +28,18 @@ const (
 type NvidiaSMI struct {
 	Path    string        // path of the program; empty means nvidia-smi in PATH
 	Timeout time.Duration // limit for one answer; 0 means ten seconds
-	Log     *slog.Logger  // logs each restart of nvidia-smi by Watch; nil means silent
 
 	pause time.Duration       // before Watch starts again; 0 means firstPause
 	kill  func(pid int) error // nil means SIGKILL
 
-	mu        sync.Mutex
-	gpus      []field[GPU]     // the fields that this nvidia-smi knows; nil before the first query
-	processes []field[Process] // likewise
-	stuck     *child           // a child that survived SIGKILL
+	mu      sync.Mutex
+	unknown []string // names of columns that this nvidia-smi has rejected
+	stuck   *child   // a child that survived SIGKILL
 }
 
 // Query returns all GPUs of the machine, or of the container.
 func (n *NvidiaSMI) Query(ctx context.Context) (Reading, error) {
-	gpus, err := query(ctx, n, "--query-gpu", &n.gpus, gpuFields)
+	gpus, err := query(ctx, n, "--query-gpu", gpuColumns(), newGPU)
 	if err == nil && len(gpus) == 0 {
 		err = n.failure("it listed no GPU and gave no reason", "run nvidia-smi yourself to see what it says")
 	}
@@ -54,37 +52,53 @@ func (n *NvidiaSMI) Query(ctx context.Context) (Reading, error) {
 
 // Processes returns the processes that hold memory on the GPUs. In a container it often returns none.
 func (n *NvidiaSMI) Processes(ctx context.Context) ([]Process, error) {
-	return query(ctx, n, "--query-compute-apps", &n.processes, processFields)
+	return query(ctx, n, "--query-compute-apps", processColumns, newProcess)
 }
 
-// query gets a table. If nvidia-smi does not know some fields, query asks again without them and remembers that.
-func query[T any](ctx context.Context, n *NvidiaSMI, option string, known *[]field[T], all func() []field[T]) ([]T, error) {
+// query gets a table. If nvidia-smi does not know some columns, query asks again without them and remembers that.
+func query[T any](ctx context.Context, n *NvidiaSMI, option string, columns []column, read func(row) (T, error)) ([]T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.limit(), errTimeout)
 	defer cancel()
-	n.mu.Lock()
-	fields := *known
-	n.mu.Unlock()
-	if fields == nil {
-		fields = all()
-	}
 	for {
-		text, complaints, err := n.run(ctx, option+"="+asked(fields), "--format=csv,noheader,nounits")
-		if rest, changed := without(fields, text+complaints); changed && len(rest) > 0 {
-			fields = rest // each pass removes a name, so the loop ends
-			continue
+		names := n.names(columns)
+		text, complaints, err := n.run(ctx, option+"="+strings.Join(names, ","), "--format=csv,noheader,nounits")
+		if n.reject(names, text+complaints) && len(n.names(columns)) > 0 {
+			continue // each pass rejects a name, so the loop ends
 		}
 		if err != nil {
 			return nil, err
 		}
-		rows, err := parseTable(text, fields)
+		rows, err := parseTable(text, names, read)
 		if err != nil {
 			return nil, n.failure("its answer makes no sense: "+err.Error(), "check that it is NVIDIA's own nvidia-smi")
 		}
-		n.mu.Lock()
-		*known = fields
-		n.mu.Unlock()
 		return rows, nil
 	}
+}
+
+// names returns a name for each column that this nvidia-smi may know.
+func (n *NvidiaSMI) names(columns []column) (names []string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, c := range columns {
+		if i := slices.IndexFunc(c, func(name string) bool { return !slices.Contains(n.unknown, name) }); i >= 0 {
+			names = append(names, c[i])
+		}
+	}
+	return names
+}
+
+// reject remembers which of the names nvidia-smi does not know, by its answer. It reports whether there are any.
+func (n *NvidiaSMI) reject(names []string, answer string) (any bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, match := range unknownField.FindAllStringSubmatch(answer, -1) {
+		if name := match[1]; slices.Contains(names, name) {
+			n.unknown = append(n.unknown, name)
+			any = true
+		}
+	}
+	return any
 }
 
 // errTimeout is the cause of an answer that came too late.
@@ -100,11 +114,8 @@ func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr str
 	if err != nil {
 		return "", "", err
 	}
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	full := func() { cancel(errFlood) }
-	out, complaints := &bounded{full: full}, &bounded{full: full}
-	c, err := start(path, args, out, complaints)
+	var out, complaints bounded
+	c, err := start(path, args, &out, &complaints)
 	if err != nil {
 		return "", "", n.failure("it does not start: "+err.Error(), "")
 	}
@@ -113,10 +124,11 @@ func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr str
 	case <-ctx.Done():
 		return "", "", n.abandon(ctx, c)
 	}
-	if context.Cause(ctx) == errFlood {
-		return "", "", n.flood()
+	if out.full || complaints.full {
+		return "", "", n.failure(fmt.Sprintf("more output than any valid answer: over %d MiB, so the tuner ended it", maxOutput>>20),
+			"check that it is NVIDIA's own nvidia-smi")
 	}
-	stdout, stderr = out.String(), complaints.String()
+	stdout, stderr = out.buf.String(), complaints.buf.String()
 	return stdout, stderr, n.verdict(c.err, stdout, stderr)
 }
 
@@ -142,15 +154,11 @@ func (n *NvidiaSMI) abandon(ctx context.Context, c *child) error {
 	if err := n.end(c); err != nil {
 		return err
 	}
-	switch cause := context.Cause(ctx); cause {
-	case errTimeout:
-		return n.failure(fmt.Sprintf("no answer within %v, so the tuner ended it", n.limit()),
-			"the driver may hang: look for NVRM and Xid in the node's kernel log (dmesg)")
-	case errFlood:
-		return n.flood()
-	default:
+	if cause := context.Cause(ctx); cause != errTimeout {
 		return fmt.Errorf("ask %s: %w", n.program(), cause)
 	}
+	return n.failure(fmt.Sprintf("no answer within %v, so the tuner ended it", n.limit()),
+		"the driver may hang: look for NVRM and Xid in the node's kernel log (dmesg)")
 }
 
 // end ends a child, and remembers one that cannot be ended.
@@ -187,10 +195,6 @@ func (n *NvidiaSMI) left() error {
 
 func (n *NvidiaSMI) failure(why, remedy string) error {
 	return &Failure{Doing: "ask " + n.program(), Why: why, Remedy: remedy}
-}
-
-func (n *NvidiaSMI) flood() error {
-	return n.failure(fmt.Sprintf("%v: over %d MiB, so the tuner ended it", errFlood, maxOutput>>20), "check that it is NVIDIA's own nvidia-smi")
 }
 
 // verdict returns what the end of a run means.

@@ -31,13 +31,13 @@ func TestQuery(t *testing.T) {
 			Index: 0, UUID: "GPU-5ab4ffcb-0000-0000-0000-000000000001", Name: "NVIDIA H200", Driver: "580.173.02",
 			TotalMiB: new(143771.0), UsedMiB: new(0.0), FreeMiB: new(143158.0), Utilization: new(0.0),
 			PowerW: new(76.12), PowerLimitW: new(700.0), SMClockMHz: new(345.0), MemoryClockMHz: new(3201.0), TemperatureC: new(29.0),
-			Throttle: []string{ThrottleIdle},
+			Throttle: []string{"idle"},
 		},
 		{
 			Index: 1, UUID: "GPU-5ab4ffcb-0000-0000-0000-000000000002", Name: "NVIDIA H200", Driver: "580.173.02",
 			TotalMiB: new(143771.0), UsedMiB: new(129000.0), FreeMiB: new(14158.0), Utilization: new(100.0),
 			PowerW: new(698.4), PowerLimitW: new(700.0), SMClockMHz: new(1710.0), MemoryClockMHz: new(3201.0), TemperatureC: new(71.0),
-			Throttle: []string{ThrottlePowerCap, ThrottleHardwareThermal},
+			Throttle: []string{"power cap", "hardware thermal slowdown"},
 		},
 	}
 	if !reflect.DeepEqual(got.GPUs, want) {
@@ -126,6 +126,15 @@ func TestQueryEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	n := &NvidiaSMI{Path: stub(t, "hang"), Timeout: time.Minute}
 	why := errors.New("the study is over")
+	if err := interrupt(t, n, why); !errors.Is(err, why) {
+		t.Errorf("Query() = %v, want %v", err, why)
+	}
+	allGone(t, n.Path)
+}
+
+// interrupt ends the context of a query while nvidia-smi hangs, and returns how the query ends.
+func interrupt(t *testing.T, n *NvidiaSMI, why error) error {
+	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
 	go func() { // ends with the query, which is awaited below
@@ -136,13 +145,11 @@ func TestQueryEndsWithItsContext(t *testing.T) {
 	cancel(why)
 	select {
 	case err := <-ended:
-		if !errors.Is(err, why) {
-			t.Errorf("Query() = %v, want %v", err, why)
-		}
+		return err
 	case <-time.After(patient):
 		t.Fatal("Query did not end with its context")
+		return nil
 	}
-	allGone(t, n.Path)
 }
 
 // awaitHang waits until a stub hangs.
@@ -175,21 +182,7 @@ func TestQueryDoesNotWaitForWhatItsProgramLeavesBehind(t *testing.T) {
 func TestQueryLeavesOneBehindThatCannotBeKilledAndStartsNoOther(t *testing.T) {
 	t.Parallel()
 	n := &NvidiaSMI{Path: stub(t, "hang"), Timeout: time.Minute, kill: func(int) error { return nil }}
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan error, 1)
-	go func() { // ends with the query, which is awaited below
-		_, err := n.Query(ctx)
-		ended <- err
-	}()
-	awaitHang(t, n.Path)
-	cancel()
-	var err error
-	select {
-	case err = <-ended:
-	case <-time.After(patient):
-		t.Fatal("Query waits for a process that cannot be killed")
-	}
-	if err == nil || !strings.Contains(err.Error(), "survives SIGKILL") {
+	if err := interrupt(t, n, nil); err == nil || !strings.Contains(err.Error(), "survives SIGKILL") {
 		t.Fatalf("Query() = %v, want that a process survives SIGKILL", err)
 	}
 	if _, err := n.Query(t.Context()); err == nil || !strings.Contains(err.Error(), "survives SIGKILL") {
@@ -245,7 +238,7 @@ func TestQueryAsksOnlyForWhatTheProgramKnows(t *testing.T) {
 		throttle   []string
 		limit      bool
 	}{
-		{"an older driver has another name for the reasons", "old", 2, []string{ThrottleIdle}, true},
+		{"an older driver has another name for the reasons", "old", 2, []string{"idle"}, true},
 		{"fields of no name are left out, one after the other", "ancient", 5, nil, false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -303,9 +296,9 @@ func TestThrottleNamesEveryBit(t *testing.T) {
 		want []string
 	}{
 		{0, []string{}},
-		{0x8 | 0x40, []string{ThrottleHardware, ThrottleHardwareThermal}},
-		{0x20 | 0x80 | 0x100, []string{ThrottleSoftwareThermal, ThrottlePowerBrake, ThrottleDisplayClock}},
-		{0x4 | 1<<40, []string{ThrottlePowerCap, "reason 0x10000000000"}},
+		{0x8 | 0x40, []string{"hardware slowdown", "hardware thermal slowdown"}},
+		{0x20 | 0x80 | 0x100, []string{"software thermal slowdown", "power brake", "display clock"}},
+		{0x4 | 1<<40, []string{"power cap", "reason 0x10000000000"}},
 	} {
 		if got := throttle(row.mask); !reflect.DeepEqual(got, row.want) {
 			t.Errorf("throttle(%#x) = %q, want %q", row.mask, got, row.want)
@@ -320,7 +313,9 @@ func FuzzParseTable(f *testing.F) {
 	f.Add("WARNING: x\n\n\x00\xff,,,,,,,,,,,,,,,,\n")
 	f.Add("Field \"index\" is not a valid field to query.\n")
 	f.Fuzz(func(t *testing.T, text string) {
-		gpus, err := parseTable(text, gpuFields())
+		n := &NvidiaSMI{}
+		names := n.names(gpuColumns())
+		gpus, err := parseTable(text, names, newGPU)
 		if err != nil && len(err.Error()) > maxMessage {
 			t.Errorf("an error of %d bytes", len(err.Error()))
 		}
@@ -332,12 +327,14 @@ func FuzzParseTable(f *testing.F) {
 				t.Errorf("a negative value in %+v", g)
 			}
 		}
-		if _, err := parseTable(text, processFields()); err != nil && len(err.Error()) > maxMessage {
+		if _, err := parseTable(text, n.names(processColumns), newProcess); err != nil && len(err.Error()) > maxMessage {
 			t.Errorf("an error of %d bytes", len(err.Error()))
 		}
-		rest, _ := without(gpuFields(), text)
-		if _, again := without(rest, text); again {
-			t.Errorf("asked for %q, %q would be rejected for ever", asked(rest), text)
+		for range len(names) + 1 {
+			if !n.reject(n.names(gpuColumns()), text) {
+				return
+			}
 		}
+		t.Errorf("%q would be rejected for ever", text)
 	})
 }

@@ -85,31 +85,27 @@ func TestWatchOfNoGPU(t *testing.T) {
 	}
 }
 
-func TestRoundsAreBoundedAndComplete(t *testing.T) {
+func TestLinesAreJoinedToReadings(t *testing.T) {
 	const row = "%d, GPU-1, 580.1, 143771, 0, 143158, 0, 76.12, 700.00, 345, 3201, 29, 0x1, Disabled, NVIDIA H200\n"
-	line := func(i int) string { return fmt.Sprintf(row, i) }
+	zero, one := fmt.Sprintf(row, 0), fmt.Sprintf(row, 1)
 	for _, test := range []struct {
-		name   string
-		pieces []string
-		want   int // readings
+		name, output string
+		want         int // readings
 	}{
-		{"two lines are a round", []string{line(0) + line(1) + line(0) + line(1)}, 2},
-		{"pieces may end anywhere", strings.Split(line(0)+line(1), ""), 1},
-		{"a round that is cut short is dropped", []string{line(0), line(0), line(1), line(1), line(0), line(1)}, 2},
-		{"garbage between lines is passed over", []string{line(0), "GPU is lost\n\n", line(1)}, 1},
-		{"a line that is too long spoils itself alone", []string{strings.Repeat("y", 3*maxLine) + "\n" + line(0) + line(1)}, 1},
+		{"two lines are a round", zero + one + zero + one, 2},
+		{"a round that is cut short is dropped", zero + zero + one + one + zero + one, 2},
+		{"garbage between lines is passed over", zero + "GPU is lost\n\n" + one, 1},
+		{"too much garbage ends the reading", zero + one + strings.Repeat("GPU is lost\n", maxGarbage/12) + zero + one, 1},
+		{"so does a line without an end", zero + one + strings.Repeat("x", maxGarbage) + "\n" + zero + one, 1},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			r := &rounds{fields: gpuFields(), gpus: 2, readings: make(chan Reading, 10), failed: make(chan error, 1), quit: make(chan struct{})}
-			for _, piece := range test.pieces {
-				if n, err := r.Write([]byte(piece)); err != nil || n != len(piece) {
-					t.Fatalf("Write() = %d, %v", n, err)
+			got := 0
+			passOn(strings.NewReader(test.output), (&NvidiaSMI{}).names(gpuColumns()), 2, func(g []GPU) {
+				if got++; len(g) != 2 || g[0].Index != 0 || g[1].Index != 1 {
+					t.Errorf("reading %d is %s", got, asJSON(t, g))
 				}
-				if cap(r.line) > 2*maxLine {
-					t.Fatalf("a line of %d bytes is kept", cap(r.line))
-				}
-			}
-			if got := len(r.readings); got != test.want {
+			})
+			if got != test.want {
 				t.Errorf("%d readings, want %d", got, test.want)
 			}
 		})

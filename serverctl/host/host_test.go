@@ -6,7 +6,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -97,7 +96,7 @@ func kill(cmd *exec.Cmd) {
 	}
 }
 
-// machine reads a recorded machine: its files, and the size of /dev/shm in the file statfs.
+// machine reads a recorded machine: its files, and what its kernel answers, in kernel.json.
 func machine(t *testing.T, name string) (Machine, *txtar.Archive) {
 	t.Helper()
 	archive, err := txtar.ParseFile(name)
@@ -108,15 +107,29 @@ func machine(t *testing.T, name string) (Machine, *txtar.Archive) {
 	for _, f := range archive.Files {
 		root[f.Name] = &fstest.MapFile{Data: f.Data}
 	}
-	r := Reader{Root: root, Statfs: func(dir string) (total, free int64, _ error) {
-		text, err := fs.ReadFile(root, "statfs")
-		if err != nil || dir != DevShm {
-			return 0, 0, errors.New("statfs /dev/shm: no such file or directory")
-		}
-		_, err = fmt.Sscan(string(text), &total, &free)
-		return total, free, err
-	}}
-	return r.Read(), archive
+	var recorded struct {
+		CPUs                      int
+		Shm                       [2]int64 // size and free bytes; 0 when there is none
+		Files, Memlock, Processes unix.Rlimit
+	}
+	if err := json.Unmarshal(root["kernel.json"].Data, &recorded); err != nil {
+		t.Fatal(err)
+	}
+	return Reader{root, &kernel{
+		cpus: recorded.CPUs,
+		rlimit: func(resource int, to *unix.Rlimit) error {
+			*to = map[int]unix.Rlimit{
+				unix.RLIMIT_NOFILE: recorded.Files, unix.RLIMIT_MEMLOCK: recorded.Memlock, unix.RLIMIT_NPROC: recorded.Processes,
+			}[resource]
+			return nil
+		},
+		statfs: func(dir string) (total, free int64, _ error) {
+			if recorded.Shm[0] == 0 || dir != DevShm {
+				return 0, 0, errors.New("statfs /dev/shm: no such file or directory")
+			}
+			return recorded.Shm[0], recorded.Shm[1], nil
+		},
+	}}.Read(), archive
 }
 
 func TestReadOfRecordedMachines(t *testing.T) {

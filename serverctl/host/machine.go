@@ -9,6 +9,7 @@ import (
 	"math"
 	"os"
 	"path"
+	"runtime"
 	"strconv"
 	"strings"
 
@@ -30,7 +31,7 @@ type Machine struct {
 
 // Cores are logical CPUs, as Linux and Kubernetes count them: a physical core with SMT counts as two.
 type Cores struct {
-	Usable   float64  `json:"usable"`             // at the same time: the lower of the two below; 0 when neither is known
+	Usable   float64  `json:"usable"`             // at the same time: the lower of the two below
 	Affinity int      `json:"affinity"`           // CPUs that the process may run on, by sched_setaffinity(2) and cpusets
 	Limit    *float64 `json:"limit"`              // CPU limit of the cgroups, in CPUs; nil means none
 	LimitAt  string   `json:"limit_at,omitempty"` // the file that sets it
@@ -71,8 +72,15 @@ const DevShm = "/dev/shm"
 
 // A Reader reads a Machine. The zero value reads this one.
 type Reader struct {
-	Root   fs.FS                                         // holds proc and sys; nil means the root of this machine
-	Statfs func(dir string) (total, free int64, _ error) // sizes of a file system in bytes; nil means statfs(2)
+	Root   fs.FS   // holds proc and sys; nil means the root of this machine
+	kernel *kernel // nil means the kernel of this machine
+}
+
+// A kernel answers what no file tells. Tests replace it.
+type kernel struct {
+	cpus   int                                           // CPUs that the process may run on
+	rlimit func(resource int, to *unix.Rlimit) error     // getrlimit(2)
+	statfs func(dir string) (total, free int64, _ error) // sizes of a file system in bytes
 }
 
 // Read reads the machine. It never fails: Unknown lists what could not be read.
@@ -80,8 +88,8 @@ func (r Reader) Read() Machine {
 	if r.Root == nil {
 		r.Root = os.DirFS("/")
 	}
-	if r.Statfs == nil {
-		r.Statfs = statfs
+	if r.kernel == nil {
+		r.kernel = &kernel{runtime.NumCPU(), unix.Getrlimit, statfs}
 	}
 	m := Machine{Shm: Shm{Dir: DevShm}}
 	note := func(what string, err error) {
@@ -96,9 +104,9 @@ func (r Reader) Read() Machine {
 	note("cgroups", err)
 	note("cores", r.cores(&m.Cores, groups))
 	note("memory", r.memory(&m.Memory, groups))
-	m.Shm.Total, m.Shm.Free, err = r.Statfs(DevShm)
+	m.Shm.Total, m.Shm.Free, err = r.kernel.statfs(DevShm)
 	note("shared memory", err)
-	note("limits", r.limits(&m.Limits))
+	m.Limits = Limits{r.limit(unix.RLIMIT_NOFILE), r.limit(unix.RLIMIT_MEMLOCK), r.limit(unix.RLIMIT_NPROC)}
 	return m
 }
 
@@ -110,6 +118,19 @@ func statfs(dir string) (total, free int64, _ error) {
 	return int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize, nil
 }
 
+func (r Reader) limit(resource int) *Limit {
+	var l unix.Rlimit
+	_ = r.kernel.rlimit(resource, &l) // it fails only for a resource that Linux does not have
+	return &Limit{ceiling(l.Cur), ceiling(l.Max)}
+}
+
+func ceiling(n uint64) *int64 {
+	if n == unix.RLIM_INFINITY {
+		return nil
+	}
+	return new(int64(n))
+}
+
 // read returns the text of a file, given by its absolute path.
 func (r Reader) read(name string) (string, error) {
 	text, err := fs.ReadFile(r.Root, strings.TrimPrefix(path.Clean(name), "/"))
@@ -118,19 +139,16 @@ func (r Reader) read(name string) (string, error) {
 
 // cores fills in the CPUs that we may use.
 func (r Reader) cores(c *Cores, groups []cgroup.Group) error {
-	limit, at, err1 := cpuLimit(groups)
+	limit, at, err := cpuLimit(groups)
 	if at != "" {
 		c.Limit, c.LimitAt = &limit, at
 	}
-	text, err2 := r.read("/proc/self/status")
-	if err2 == nil {
-		c.Affinity, err2 = allowedCPUs(text)
-	}
+	c.Affinity = r.kernel.cpus
 	c.Usable = float64(c.Affinity)
-	if c.Limit != nil && (c.Affinity == 0 || *c.Limit < c.Usable) {
-		c.Usable = *c.Limit
+	if c.Limit != nil {
+		c.Usable = min(c.Usable, *c.Limit)
 	}
-	return errors.Join(err1, err2)
+	return err
 }
 
 // cpuLimit returns the lowest CPU limit of all groups, in CPUs, and the file that sets it. An empty file means no limit.
@@ -144,27 +162,6 @@ func cpuLimit(groups []cgroup.Group) (lowest float64, at string, _ error) {
 		}
 	}
 	return lowest, at, errors.Join(errs...)
-}
-
-// allowedCPUs counts the CPUs of a line such as "Cpus_allowed_list:	0-15,32-47" in /proc/PID/status, proc(5).
-func allowedCPUs(status string) (count int, err error) {
-	list, ok := value(status, "Cpus_allowed_list:")
-	if !ok {
-		return 0, errors.New("/proc/self/status has no Cpus_allowed_list")
-	}
-	for part := range strings.SplitSeq(list, ",") {
-		from, to, isRange := strings.Cut(part, "-")
-		if !isRange {
-			to = from
-		}
-		first, err1 := strconv.Atoi(from)
-		last, err2 := strconv.Atoi(to)
-		if err := errors.Join(err1, err2); err != nil || first < 0 || last < first {
-			return 0, fmt.Errorf("/proc/self/status: Cpus_allowed_list %q is not a list of CPUs", list)
-		}
-		count += last - first + 1
-	}
-	return count, nil
 }
 
 // value returns the rest of the line that begins with a name.
@@ -225,44 +222,4 @@ func kilobytes(text, name string) (int64, error) {
 		return 0, fmt.Errorf("%s in /proc/meminfo is %q, not a number of kB", name, line)
 	}
 	return n << 10, nil
-}
-
-// limits fills in the limits of this process.
-func (r Reader) limits(l *Limits) error {
-	text, err := r.read("/proc/self/limits")
-	if err != nil {
-		return err
-	}
-	var err1, err2, err3 error
-	l.OpenFiles, err1 = limit(text, "Max open files")
-	l.LockedMemory, err2 = limit(text, "Max locked memory")
-	l.Processes, err3 = limit(text, "Max processes")
-	return errors.Join(err1, err2, err3)
-}
-
-// limit parses a line such as "Max open files            1024                 524288               files".
-func limit(text, name string) (*Limit, error) {
-	line, _ := value(text, name+" ")
-	fields := strings.Fields(line)
-	if len(fields) < 2 {
-		return nil, fmt.Errorf("/proc/self/limits has no %q with two limits", name)
-	}
-	soft, err1 := ceiling(fields[0])
-	hard, err2 := ceiling(fields[1])
-	if err := errors.Join(err1, err2); err != nil {
-		return nil, fmt.Errorf("%s in /proc/self/limits: %w", name, err)
-	}
-	return &Limit{soft, hard}, nil
-}
-
-// ceiling parses a number or "unlimited", which gives nil.
-func ceiling(text string) (*int64, error) {
-	if text == "unlimited" {
-		return nil, nil
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
-		return nil, fmt.Errorf("%q is not a number", text)
-	}
-	return &n, nil
 }

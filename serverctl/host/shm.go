@@ -12,19 +12,9 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
-
-// A Segment is one file of shared memory.
-type Segment struct {
-	Name    string    `json:"name"`
-	Bytes   int64     `json:"bytes"` // disk usage; the apparent size of a server's files is much larger
-	Inode   uint64    `json:"inode"`
-	UID     int       `json:"uid"` // of its owner
-	ModTime time.Time `json:"mod_time"`
-}
 
 // A ShmWatch distinguishes the shared memory of one server from everybody else's, so that the files of a killed
 // server can be removed: psm_* of Python's multiprocessing.shared_memory, sem.mp-* of its semaphores, torch_<pid>_*
@@ -32,7 +22,6 @@ type Segment struct {
 type ShmWatch struct {
 	dir string
 
-	proc  string             // the directories of the processes; /proc outside tests
 	lease func(fd int) error // exclusive outside tests
 
 	mu      sync.Mutex
@@ -48,9 +37,8 @@ type key struct {
 	inode uint64
 }
 
-// listShm returns the regular files of a directory for shared memory, in the order of their names. A missing
-// directory has none.
-func listShm(dir string) ([]Segment, error) {
+// listShm returns our user's regular files in a directory for shared memory. A missing directory has none.
+func listShm(dir string) (map[key]bool, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
@@ -58,7 +46,7 @@ func listShm(dir string) ([]Segment, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list shared memory: %w", err)
 	}
-	var all []Segment
+	all := map[key]bool{}
 	for _, entry := range entries {
 		info, err := entry.Info()
 		if errors.Is(err, fs.ErrNotExist) {
@@ -67,10 +55,8 @@ func listShm(dir string) ([]Segment, error) {
 		if err != nil {
 			return nil, fmt.Errorf("list shared memory: %w", err)
 		}
-		if stat, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() {
-			all = append(all, Segment{
-				Name: info.Name(), Bytes: stat.Blocks * 512, Inode: stat.Ino, UID: int(stat.Uid), ModTime: info.ModTime(),
-			})
+		if stat, ok := info.Sys().(*syscall.Stat_t); ok && info.Mode().IsRegular() && int(stat.Uid) == os.Geteuid() {
+			all[key{info.Name(), stat.Ino}] = true
 		}
 	}
 	return all, nil
@@ -84,11 +70,11 @@ func WatchShm(dir string) (*ShmWatch, error) {
 		return nil, err
 	}
 	w := &ShmWatch{
-		dir: dir, proc: "/proc", lease: exclusive,
+		dir: dir, lease: exclusive,
 		names: map[string]bool{}, inodes: map[uint64]bool{}, held: map[key]bool{}, members: map[int]bool{},
 	}
-	for _, s := range before {
-		w.names[s.Name], w.inodes[s.Inode] = true, true
+	for k := range before {
+		w.names[k.name], w.inodes[k.inode] = true, true
 	}
 	return w, nil
 }
@@ -103,61 +89,58 @@ func (w *ShmWatch) Observe(pids []int) error {
 		w.members[pid] = true
 	}
 	fresh, err := w.fresh()
-	if err != nil {
+	if err != nil || len(fresh) == 0 {
 		return err
 	}
 	var errs []error
 	for _, pid := range pids {
-		held, err := w.heldBy(pid, fresh)
-		if err != nil {
+		if err := w.see(pid, fresh); err != nil {
 			errs = append(errs, fmt.Errorf("list the shared memory of process %d: %w", pid, err))
 		}
-		maps.Copy(w.held, held)
 	}
 	return errors.Join(errs...)
 }
 
-// fresh returns the new files by their keys. It leaves out a file that reuses an earlier name or inode, because its
-// owner is uncertain.
-func (w *ShmWatch) fresh() (map[key]Segment, error) {
+// fresh returns the new files. It leaves out a file that reuses an earlier name or inode, because its owner is uncertain.
+func (w *ShmWatch) fresh() (map[key]bool, error) {
 	now, err := listShm(w.dir)
-	if err != nil {
-		return nil, err
-	}
-	fresh := map[key]Segment{}
-	for _, s := range now {
-		if !w.names[s.Name] && !w.inodes[s.Inode] {
-			fresh[key{s.Name, s.Inode}] = s
-		}
-	}
-	return fresh, nil
+	maps.DeleteFunc(now, func(k key, _ bool) bool { return w.names[k.name] || w.inodes[k.inode] })
+	return now, err
 }
 
-// Sweep removes the files that the server has left, after its end, and returns them. It removes a file only if all of
-// this holds: the file is new; a process of the server was seen to hold it, or its name carries such a process's PID;
-// it is a regular file of our own user; and nobody has it mapped or open now. To check the last, Sweep asks /proc,
-// and then the kernel for an exclusive lease (fcntl(2), F_SETLEASE). The kernel grants the lease only if nobody else
-// has the file open or mapped, in any container and as any user. If neither can prove it, the file stays.
-func (w *ShmWatch) Sweep() ([]Segment, error) {
+// Sweep removes the files that the server has left, after its end, and returns their names. It removes a file only if
+// all of this holds: the file is new; a process of the server was seen to hold it, or its name carries such a process's
+// PID; it is a regular file of our own user; and the kernel grants us an exclusive lease (fcntl(2), F_SETLEASE). The kernel
+// does so only if nobody else has the file open or mapped, in any container and as any user. Where it knows no leases, as
+// in gVisor, the file stays.
+func (w *ShmWatch) Sweep() (names []string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	left, err := w.fresh()
 	if err != nil {
 		return nil, err
 	}
-	for k, s := range left {
-		if !w.held[k] && !w.named(s.Name) || s.UID != os.Geteuid() {
-			delete(left, k)
-		}
-	}
+	maps.DeleteFunc(left, func(k key, _ bool) bool { return !w.held[k] && !w.named(k.name) })
 	if len(left) == 0 {
 		return nil, nil
 	}
-	blind, err := w.dropInUse(left)
+	dir, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("find who still holds shared memory: %w", err)
+		return nil, &fs.PathError{Op: "open", Path: w.dir, Err: err}
 	}
-	return w.remove(left, blind)
+	defer unix.Close(dir) // opened for reading: there is nothing to lose
+	var errs []error
+	for k := range left {
+		done, err := w.remove(dir, k)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("remove shared memory %s: %w", filepath.Join(w.dir, k.name), err))
+		}
+		if done {
+			names = append(names, k.name)
+		}
+	}
+	slices.Sort(names)
+	return names, errors.Join(errs...)
 }
 
 // named reports whether a name carries the PID of a member, in the formats of torch's manager (c10,
@@ -173,74 +156,29 @@ func (w *ShmWatch) named(name string) bool {
 	return false
 }
 
-// dropInUse removes the files from the map that some process holds. It cannot see into a process of another user, a
-// process that protects its memory (prctl(2), PR_SET_DUMPABLE; a key agent does), and, unless we are root, an
-// unreaped dead process; then blind is true.
-func (w *ShmWatch) dropInUse(files map[key]Segment) (blind bool, _ error) {
-	entries, err := os.ReadDir(w.proc)
-	if err != nil {
-		return false, err
-	}
-	for _, entry := range entries {
-		pid, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue // not a process
-		}
-		held, err := w.heldBy(pid, files)
-		if errors.Is(err, fs.ErrPermission) {
-			blind = true
-		} else if err != nil {
-			return false, err
-		}
-		for k := range held {
-			delete(files, k)
-		}
-	}
-	return blind, nil
-}
-
-// heldBy returns the files that a process has mapped or open. With an error it returns what it could see. A process
-// that has ended holds none.
-func (w *ShmWatch) heldBy(pid int, files map[key]Segment) (map[key]bool, error) {
-	held := map[key]bool{}
-	if len(files) == 0 {
-		return held, nil
-	}
-	dir := filepath.Join(w.proc, strconv.Itoa(pid))
-	mappings, err := os.ReadFile(filepath.Join(dir, "maps"))
-	if gone(err) {
-		return held, nil
-	}
-	if err != nil {
-		return held, err
-	}
+// see records which of the files a process has mapped or open. A process that has ended holds none.
+func (w *ShmWatch) see(pid int, files map[key]bool) error {
+	dir := filepath.Join("/proc", strconv.Itoa(pid))
+	mappings, err1 := os.ReadFile(filepath.Join(dir, "maps"))
 	for line := range strings.Lines(string(mappings)) {
-		if k, ok := mapped(line); ok && has(files, k) {
-			held[k] = true
+		if k, ok := mapped(line); ok && files[k] {
+			w.held[k] = true
 		}
 	}
-	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
-	if gone(err) {
-		return held, nil
-	}
-	if err != nil {
-		return held, err
-	}
+	fds, err2 := os.ReadDir(filepath.Join(dir, "fd"))
 	for _, fd := range fds {
 		k, err := opened(filepath.Join(dir, "fd", fd.Name()), files)
 		if err != nil {
-			return held, err
+			return err
 		}
-		if has(files, k) {
-			held[k] = true
+		if files[k] {
+			w.held[k] = true
 		}
 	}
-	return held, nil
-}
-
-func has(files map[key]Segment, k key) bool {
-	_, ok := files[k]
-	return ok
+	if err := errors.Join(err1, err2); !gone(err) {
+		return err
+	}
+	return nil
 }
 
 // gone reports whether an error of a file below /proc/PID means that the process has ended.
@@ -263,7 +201,7 @@ func mapped(line string) (key, bool) {
 }
 
 // opened returns the key of the file behind a link of /proc/PID/fd, or the zero key if it is none of the files.
-func opened(link string, files map[key]Segment) (key, error) {
+func opened(link string, files map[key]bool) (key, error) {
 	target, err := os.Readlink(link)
 	if gone(err) {
 		return key{}, nil // closed meanwhile
@@ -290,30 +228,9 @@ func opened(link string, files map[key]Segment) (key, error) {
 	return key{}, nil
 }
 
-// remove removes the files that nobody holds according to the kernel, too.
-func (w *ShmWatch) remove(files map[key]Segment, blind bool) (removed []Segment, err error) {
-	dir, err := unix.Open(w.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: w.dir, Err: err}
-	}
-	defer unix.Close(dir) // opened for reading: there is nothing to lose
-	var errs []error
-	for k, s := range files {
-		done, err := w.removeOne(dir, k, blind)
-		if err != nil {
-			errs = append(errs, fmt.Errorf("remove shared memory %s: %w", filepath.Join(w.dir, k.name), err))
-		}
-		if done {
-			removed = append(removed, s)
-		}
-	}
-	slices.SortFunc(removed, func(a, b Segment) int { return strings.Compare(a.Name, b.Name) })
-	return removed, errors.Join(errs...)
-}
-
-// removeOne removes one file while it holds a lease on it. A process that opens the file now must wait until it is
+// remove removes one file while it holds a lease on it. A process that opens the file now must wait until it is
 // gone from the directory, and so shares it with nobody.
-func (w *ShmWatch) removeOne(dir int, k key, blind bool) (bool, error) {
+func (w *ShmWatch) remove(dir int, k key) (bool, error) {
 	fd, err := unix.Openat(dir, k.name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil // its owner has removed it
@@ -330,14 +247,9 @@ func (w *ShmWatch) removeOne(dir int, k key, blind bool) (bool, error) {
 		return false, nil // another file has the name now
 	}
 	switch err := w.lease(fd); {
-	case err == nil:
-	case errors.Is(err, unix.EAGAIN):
-		return false, nil // a process holds it that /proc does not show
-	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		if blind { // leases are not supported, so /proc would have had to show every process
-			return false, nil
-		}
-	default:
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
+		return false, nil // a process holds it, or the kernel knows no leases
+	case err != nil:
 		return false, err
 	}
 	if err := unix.Unlinkat(dir, k.name, 0); err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -46,18 +46,13 @@ func observe(t *testing.T, w *ShmWatch, members ...*exec.Cmd) {
 // sweep fails the test unless exactly these files are removed.
 func sweep(t *testing.T, w *ShmWatch, want ...string) {
 	t.Helper()
-	removed, err := w.Sweep()
+	names, err := w.Sweep()
 	if err != nil {
 		t.Fatal(err)
 	}
-	var names []string
-	for _, s := range removed {
-		names = append(names, s.Name)
-		if s.Bytes < segmentSize {
-			t.Errorf("%s had %d bytes, want %d", s.Name, s.Bytes, segmentSize)
-		}
-		if _, err := os.Lstat(filepath.Join(w.dir, s.Name)); !os.IsNotExist(err) {
-			t.Errorf("%s is still there, %v", s.Name, err)
+	for _, name := range names {
+		if _, err := os.Lstat(filepath.Join(w.dir, name)); !os.IsNotExist(err) {
+			t.Errorf("%s is still there, %v", name, err)
 		}
 	}
 	slices.Sort(want)
@@ -69,13 +64,13 @@ func sweep(t *testing.T, w *ShmWatch, want ...string) {
 // left fails the test unless exactly these files exist.
 func left(t *testing.T, dir string, want ...string) {
 	t.Helper()
-	all, err := listShm(dir)
+	entries, err := os.ReadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	var names []string
-	for _, s := range all {
-		names = append(names, s.Name)
+	for _, entry := range entries {
+		names = append(names, entry.Name())
 	}
 	slices.Sort(want)
 	if !slices.Equal(names, want) {
@@ -135,41 +130,16 @@ func TestSweepKeepsAFileThatTookOverAName(t *testing.T) {
 	left(t, dir, "psm_a")
 }
 
-func TestSweepBelievesTheKernelWhereProcIsSilent(t *testing.T) {
-	t.Parallel()
-	for _, how := range []string{"map", "open"} {
-		dir := shmDir(t)
-		w := watch(t, dir)
-		member := start(t, how+" "+filepath.Join(dir, "psm_a"))
-		observe(t, w, member)
-		w.proc = t.TempDir() // as in a container whose neighbour shares the directory, but no processes
-		sweep(t, w)
-		left(t, dir, "psm_a")
-		kill(member)
-		sweep(t, w, "psm_a")
-	}
-}
-
 func TestSweepWithoutLeases(t *testing.T) {
 	t.Parallel()
 	dir := shmDir(t)
 	w := watch(t, dir)
 	w.lease = func(int) error { return unix.EINVAL }
-	member, other := start(t, "map "+filepath.Join(dir, "psm_a")), start(t, "map "+filepath.Join(dir, "psm_a"))
+	member := start(t, "map "+filepath.Join(dir, "psm_a"))
 	observe(t, w, member)
 	kill(member)
-	sweep(t, w) // /proc shows the other process
-	kill(other)
-	files, err := w.fresh()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if removed, err := w.remove(files, true); err != nil || len(removed) > 0 {
-		t.Errorf("without a lease and with a process that cannot be looked at, %v is removed, %v", removed, err)
-	}
-	if removed, err := w.remove(files, false); err != nil || len(removed) != 1 {
-		t.Errorf("without a lease and with every process looked at, %v is removed, %v", removed, err)
-	}
+	sweep(t, w)
+	left(t, dir, "psm_a")
 }
 
 func TestSweepKeepsAnotherUsersFile(t *testing.T) {
@@ -218,10 +188,12 @@ func TestListShm(t *testing.T) {
 	if err != nil || len(all) != 1 {
 		t.Fatalf("listShm() = %+v, %v, want one file", all, err)
 	}
-	if s := all[0]; s.Name != "psm_a" || s.UID != os.Geteuid() || s.Bytes != 8192 || s.Inode == 0 || s.ModTime.IsZero() {
-		t.Errorf("listShm() = %+v", s)
+	for k := range all {
+		if k.name != "psm_a" || k.inode == 0 {
+			t.Errorf("listShm() = %+v", all)
+		}
 	}
-	if all, err := listShm(filepath.Join(dir, "nowhere")); err != nil || all != nil {
+	if all, err := listShm(filepath.Join(dir, "nowhere")); err != nil || len(all) > 0 {
 		t.Errorf("listShm() of nothing = %v, %v", all, err)
 	}
 }

@@ -153,34 +153,27 @@ const (
 	burstPause = 100 * time.Millisecond
 )
 
-// A reaper scans when a child dies, and from time to time. It reaps, and it sees processes while their parents are
-// alive.
-type reaper struct {
-	quit, done chan struct{}
-}
-
-func startReaper(h *registry) *reaper {
-	r := &reaper{quit: make(chan struct{}), done: make(chan struct{})}
+// startReaper starts to scan when a child dies, and from time to time. The scans reap, and they see processes while
+// their parents are alive. stop ends them and returns when the goroutine is gone.
+func (h *registry) startReaper() (stop func()) {
+	quit := make(chan struct{})
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, syscall.SIGCHLD) // also sent for an adopted child that is already dead
-	go r.run(h, children)
-	return r
+	var work sync.WaitGroup
+	work.Go(func() { h.reapUntil(quit, children) })
+	return func() {
+		close(quit)
+		work.Wait()
+		signal.Stop(children)
+	}
 }
 
-// stop ends the reaper and returns when it is gone.
-func (r *reaper) stop() {
-	close(r.quit)
-	<-r.done
-}
-
-func (r *reaper) run(h *registry, children chan os.Signal) {
-	defer close(r.done)
-	defer signal.Stop(children)
+func (h *registry) reapUntil(quit chan struct{}, children chan os.Signal) {
 	timer := time.NewTimer(minPause)
 	defer timer.Stop()
 	for {
 		select {
-		case <-r.quit:
+		case <-quit:
 			return
 		case <-children:
 			if !childWaits() {
@@ -194,7 +187,7 @@ func (r *reaper) run(h *registry, children chan os.Signal) {
 			h.watchdog.replace()
 		}
 		select {
-		case <-r.quit:
+		case <-quit:
 			return
 		case <-time.After(burstPause):
 		}
@@ -206,7 +199,7 @@ func (h *registry) scanOnce() (pause time.Duration, lost bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	begin := time.Now()
-	all, _ := h.scan() // the reaper tries again; Stop and Members report the error
+	all, _ := h.scan() // the next scan tries again; Stop and Members report the error
 	dead, found := all[h.watchdog.pid()]
 	return min(max(minPause, idleScanRatio*time.Since(begin)), maxPause), found && dead.dead()
 }

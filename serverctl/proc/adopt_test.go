@@ -95,35 +95,18 @@ func withoutPidfds(t *testing.T) {
 func TestOrphansAreReapedWhileTheServerLives(t *testing.T) {
 	p, said := startTalking(t, "zombie-maker", "made one")
 	eventually(t, "ten orphans", func() bool { return strings.Count(said.String(), "made one") >= 10 })
-	freeze(t, p.PID()) // only those that are already dying still die
+	freeze(t, p.record.PID) // only those that are already dying still die
 	eventually(t, "all orphans are reaped", func() bool {
 		left, err := descendants()
 		return err == nil && !slices.ContainsFunc(left, func(s stat) bool { return s.dead() && s.parent == os.Getpid() })
 	})
-	if !alive(p.PID()) {
+	if !alive(p.record.PID) {
 		t.Error("the server is dead")
 	}
 	if err := p.Stop(t.Context(), 0); err != nil {
 		t.Fatal(err)
 	}
 	nothingLeft(t)
-}
-
-func TestWeHoldThePidfdsOfOurChildren(t *testing.T) {
-	cmd := command("polite", inSession)
-	pid := neighbour(t, cmd)
-	held, err := heldPidfds()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !held[pid] {
-		t.Skipf("os/exec holds no pidfd of its child %d here (%v): sessions must do", pid, held)
-	}
-	cmd.Process.Kill()
-	cmd.Wait() // we killed it
-	if held, err := heldPidfds(); err != nil || held[pid] {
-		t.Errorf("after Wait its pidfd is held still, %v", err)
-	}
 }
 
 // In a container the tuner is the first process: every orphan becomes its child, and nobody else reaps it.

@@ -25,15 +25,9 @@ const groupLimit = time.Second
 // forked process is in it too, whatever its session, environment and parents. Empty means none.
 type cgroup string
 
-// CgroupSupport returns why servers have no cgroup of their own; nil means they have one. In most containers and on
-// many desktops we may not write the cgroups, and nothing is wrong then.
+// CgroupSupport returns why servers have no cgroup of their own; nil means that we may make one. In most containers and
+// on many desktops we may not write the cgroups, and nothing is wrong then.
 func CgroupSupport() error {
-	home.mu.Lock()
-	obstacle := home.obstacle
-	home.mu.Unlock()
-	if obstacle != nil {
-		return obstacle
-	}
 	r, err := newRecord()
 	if err != nil {
 		return err

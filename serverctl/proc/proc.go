@@ -118,11 +118,10 @@ func (p *Process) fork(spec Spec, input *os.File) error {
 	if err == nil || p.record.Cgroup == "" {
 		return err
 	}
-	obstacle := fmt.Errorf("start a process in %s: %w", p.record.Cgroup, err)
 	if err := p.forkInto("", spec, input); err != nil {
 		return err
 	}
-	home.dropGroup(p, obstacle)
+	home.dropGroup(p)
 	return nil
 }
 
@@ -184,9 +183,6 @@ func (p *Process) readOutput(w io.Writer) {
 	}
 }
 
-// PID is the process ID of the leader, and the ID of its session.
-func (p *Process) PID() int { return p.record.PID }
-
 // Record is what a later owner needs to reclaim the process.
 func (p *Process) Record() Record { return p.record }
 
@@ -194,35 +190,13 @@ func (p *Process) Record() Record { return p.record }
 // Members.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// ExitCode is the leader's exit code. It is -1 while the leader runs, and when a signal ended it.
-func (p *Process) ExitCode() int {
+// State says how the leader ended. It is nil while the leader runs.
+func (p *Process) State() *os.ProcessState {
 	select {
 	case <-p.exited:
-		return p.cmd.ProcessState.ExitCode()
+		return p.cmd.ProcessState
 	default:
-		return -1
-	}
-}
-
-// Signal is the signal that ended the leader. It is 0 while the leader runs, and when it exited by itself.
-func (p *Process) Signal() syscall.Signal {
-	select {
-	case <-p.exited:
-		if status, ok := p.cmd.ProcessState.Sys().(syscall.WaitStatus); ok && status.Signaled() {
-			return status.Signal()
-		}
-	default:
-	}
-	return 0
-}
-
-// Ending says how the leader ended, such as "exit status 1" or "signal: killed". It is empty while the leader runs.
-func (p *Process) Ending() string {
-	select {
-	case <-p.exited:
-		return p.cmd.ProcessState.String()
-	default:
-		return ""
+		return nil
 	}
 }
 
@@ -304,7 +278,7 @@ func (p *Process) kill() error {
 // die in between, the watchdog still knows the tree.
 func (p *Process) release() {
 	p.released.Do(func() {
-		home.removeGroup(p.record.group())
+		_ = p.record.group().remove() // a cgroup that cannot be removed is empty and harmless
 		home.watchdog.drop(p.record.Token)
 		home.end(p)
 	})

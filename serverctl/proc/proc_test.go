@@ -47,7 +47,7 @@ func testStopLeavesNothing(t *testing.T) {
 			p := start(t, row.role, row.ready)
 			if row.members > 0 {
 				eventually(t, fmt.Sprintf("%d members", row.members), func() bool {
-					return len(members(t, p)) == row.members && (row.role != "abandon" || !alive(p.PID()))
+					return len(members(t, p)) == row.members && (row.role != "abandon" || !alive(p.record.PID))
 				})
 			}
 			if row.freeze {
@@ -98,11 +98,11 @@ func TestStopKillsAtOnceWhenTheContextEnds(t *testing.T) {
 	if err := p.Stop(ctx, time.Minute); err != nil {
 		t.Fatal(err)
 	}
-	if p.Signal() != syscall.SIGKILL || p.ExitCode() != -1 {
-		t.Errorf("signal %v, exit code %d; want SIGKILL and -1", p.Signal(), p.ExitCode())
+	if state := p.State(); state.String() != "signal: killed" || state.ExitCode() != -1 {
+		t.Errorf("it ended with %v, exit code %d; want SIGKILL and -1", state, state.ExitCode())
 	}
-	if took := time.Since(begin); took > 5*time.Second || alive(p.PID()) {
-		t.Errorf("Stop took %v, alive %v; want it dead at once", took, alive(p.PID()))
+	if took := time.Since(begin); took > 5*time.Second || alive(p.record.PID) {
+		t.Errorf("Stop took %v, alive %v; want it dead at once", took, alive(p.record.PID))
 	}
 }
 
@@ -113,8 +113,8 @@ func TestExitIsReportedWithCodeAndLastWords(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-p.Exited()
-	if p.Signal() != 0 || p.ExitCode() != 7 || !strings.Contains(out.String(), "last words") {
-		t.Errorf("exit code %d with output %q, want 7 with its last words", p.ExitCode(), out.String())
+	if p.State().ExitCode() != 7 || !strings.Contains(out.String(), "last words") {
+		t.Errorf("it ended with %v and output %q, want 7 with its last words", p.State(), out.String())
 	}
 	if err := p.Stop(t.Context(), time.Minute); err != nil {
 		t.Error(err)
@@ -137,37 +137,16 @@ func TestAnOutputThatFailsIsReportedByStop(t *testing.T) {
 
 func TestStartErrorsNameTheProgram(t *testing.T) {
 	_, err := Start(Spec{Argv: []string{"/no/such/vllm", "serve"}})
-	if err == nil || !strings.Contains(err.Error(), "start /no/such/vllm:") {
-		t.Errorf("Start() = %v, want the program in it", err)
+	if !errors.Is(err, syscall.ENOENT) || !strings.Contains(err.Error(), "start /no/such/vllm:") {
+		t.Errorf("Start() = %v, want the missing file with the program's name", err)
 	}
 	if _, err := Start(Spec{}); err == nil {
 		t.Error("Start without a program succeeds")
 	}
 }
 
-// The parent-death signal comes when the thread that forked dies, not when the process dies.
-func TestTheChildOutlivesTheThreadThatAskedForIt(t *testing.T) {
-	var p *Process
-	done := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
-		var err error
-		p, err = Start(Spec{Argv: []string{os.Args[0]}, Env: environ("polite")})
-		done <- err
-	}()
-	if err := <-done; err != nil {
-		t.Fatal(err)
-	}
-	defer p.Stop(context.Background(), 0)
-	select {
-	case <-p.Exited():
-		t.Error("the child died with the thread")
-	case <-time.After(100 * time.Millisecond):
-	}
-}
-
-// The kernel sends the parent-death signal when the thread that forked dies, and Go ends threads as goroutines come
-// and go. The test lasts 0.7 s, because the failure comes by chance.
+// The kernel sends the parent-death signal when the thread that forked dies, not when the process dies. Here the callers'
+// threads die, and Go ends threads as goroutines come and go. The test lasts 0.7 s, because the failure comes by chance.
 func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
 	end := time.Now().Add(700 * time.Millisecond)
 	var churn sync.WaitGroup
@@ -186,14 +165,28 @@ func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
 			runtime.GC()
 		}
 	})
-	var children []*Process
-	for range 10 {
-		children = append(children, start(t, "polite", "ready"))
+	var children [10]*Process
+	var callers sync.WaitGroup
+	for i := range children {
+		callers.Go(func() {
+			runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
+			var err error
+			if children[i], err = startReady("polite"); err != nil {
+				t.Error(err)
+			}
+		})
 	}
+	callers.Wait()
 	churn.Wait()
 	for _, p := range children {
-		if !alive(p.PID()) {
-			t.Errorf("child %d died with a thread", p.PID())
+		if p == nil {
+			continue
+		}
+		if !alive(p.record.PID) {
+			t.Errorf("child %d died with a thread", p.record.PID)
+		}
+		if err := p.Stop(t.Context(), 0); err != nil {
+			t.Error(err)
 		}
 	}
 }

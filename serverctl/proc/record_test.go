@@ -25,7 +25,7 @@ func TestReclaimAfterTheOwnerWasKilled(t *testing.T) {
 		if err != nil || !slices.Equal(killed, left) {
 			t.Errorf("Reclaim() = %v, %v; want %v", killed, err, left)
 		}
-		if !alive(stranger.PID()) {
+		if !alive(stranger.record.PID) {
 			t.Error("Reclaim killed a stranger")
 		}
 		if exists(record.Cgroup) {

@@ -466,9 +466,5 @@ func withoutGroups(t *testing.T) {
 func useGroups(t *testing.T, newGroup func(string) (cgroup, error)) {
 	t.Helper()
 	home.newGroup = newGroup
-	t.Cleanup(func() {
-		home.mu.Lock()
-		home.newGroup, home.obstacle = newCgroup, nil
-		home.mu.Unlock()
-	})
+	t.Cleanup(func() { home.newGroup = newCgroup })
 }

@@ -18,12 +18,11 @@ type registry struct {
 	newGroup func(token string) (cgroup, error) // newCgroup; tests replace it
 	held     func() (map[int]bool, error)       // heldPidfds; tests replace it
 
-	mu       sync.Mutex
-	trees    []*Process   // begun and not released, in the order of their start
-	marks    map[int]mark // what the last scan found, by PID
-	pidfds   bool         // os/exec was seen to hold a pidfd of its child
-	obstacle error        // why the last tree has no cgroup
-	reaper   *reaper      // runs while there are trees
+	mu         sync.Mutex
+	trees      []*Process   // begun and not released, in the order of their start
+	marks      map[int]mark // what the last scan found, by PID
+	pidfds     bool         // os/exec was seen to hold a pidfd of its child
+	stopReaper func()       // nil while there are no trees
 
 	watchdog watchdog // its lock is taken before ours
 }
@@ -37,13 +36,13 @@ type mark struct {
 // begin registers a tree before it has a process: it makes the cgroup and tells the watchdog the token. If we are
 // killed during the fork, these two find what was born.
 func (h *registry) begin(p *Process) {
-	_ = becomeSubreaper() // if it fails, the other marks find orphans
-	group, err := h.newGroup(p.record.Token)
+	_ = becomeSubreaper()                  // if it fails, the other marks find orphans
+	group, _ := h.newGroup(p.record.Token) // without a cgroup, the other marks find the processes
 	h.mu.Lock()
-	p.record.Cgroup, h.obstacle = string(group), err
+	p.record.Cgroup = string(group)
 	h.trees = append(h.trees, p)
-	if h.reaper == nil {
-		h.reaper = startReaper(h)
+	if h.stopReaper == nil {
+		h.stopReaper = h.startReaper()
 	}
 	h.mu.Unlock()
 	h.watchdog.keep(p.record)
@@ -60,37 +59,25 @@ func (h *registry) born(p *Process, leader stat) {
 	}
 }
 
-// end removes a tree that is gone. With the last tree it stops the reaper.
+// end removes a tree that is gone. With the last tree the scans stop.
 func (h *registry) end(p *Process) {
 	h.mu.Lock()
 	h.trees = slices.DeleteFunc(h.trees, func(other *Process) bool { return other == p })
-	var idle *reaper
+	stop := func() {}
 	if len(h.trees) == 0 {
-		idle, h.reaper, h.marks = h.reaper, nil, nil
+		stop, h.stopReaper, h.marks = h.stopReaper, nil, nil
 	}
 	h.mu.Unlock()
-	if idle != nil {
-		idle.stop()
-	}
+	stop() // without the lock, which a scan takes
 }
 
-// dropGroup removes the cgroup of a tree that could not use it, and keeps the reason.
-func (h *registry) dropGroup(p *Process, reason error) {
+// dropGroup removes the cgroup of a tree that could not use it.
+func (h *registry) dropGroup(p *Process) {
 	h.mu.Lock()
 	group := p.record.group()
-	p.record.Cgroup, h.obstacle = "", reason
+	p.record.Cgroup = ""
 	h.mu.Unlock()
-	h.removeGroup(group)
-}
-
-// removeGroup removes the cgroup of a tree that is gone. A cgroup that cannot be removed is empty and harmless, so
-// only doctor shows the reason.
-func (h *registry) removeGroup(group cgroup) {
-	if err := group.remove(); err != nil {
-		h.mu.Lock()
-		h.obstacle = err
-		h.mu.Unlock()
-	}
+	_ = group.remove() // a cgroup that cannot be removed is empty and harmless
 }
 
 // records returns the records of all trees.

@@ -60,7 +60,7 @@ func TestAnOlderOrphanIsNotTheServers(t *testing.T) {
 	}()
 	time.Sleep(50 * time.Millisecond) // start times are in ticks of 10 ms, and the leader must start in a later tick
 	p := start(t, "polite", "ready")
-	if got := members(t, p); !slices.Equal(got, []int{p.PID()}) {
+	if got := members(t, p); !slices.Equal(got, []int{p.record.PID}) {
 		t.Errorf("members = %v, want the leader alone", got)
 	}
 	if err := p.Stop(t.Context(), 0); err != nil {
@@ -80,7 +80,7 @@ func TestAnOrphanGoesToTheServerItWasSeenWith(t *testing.T) {
 	if len(seen) != 3 {
 		t.Fatalf("members = %v, want the leader, its child and its grandchild", seen)
 	}
-	parent := slices.DeleteFunc(slices.Clone(seen), func(pid int) bool { return pid == p.PID() || parentOf(t, pid) != p.PID() })
+	parent := slices.DeleteFunc(slices.Clone(seen), func(pid int) bool { return pid == p.record.PID || parentOf(t, pid) != p.record.PID })
 	if len(parent) != 1 {
 		t.Fatalf("of %v children of the leader are %v, want one", seen, parent)
 	}
@@ -129,7 +129,7 @@ func TestAnOrphanThatNobodySaw(t *testing.T) {
 			other := start(t, "polite", "ready")
 			p, said := startTalking(t, "daemonise-later "+row.role, "waiting")
 			home.mu.Lock() // no scan while it daemonises
-			if err := syscall.Kill(p.PID(), syscall.SIGUSR1); err != nil {
+			if err := syscall.Kill(p.record.PID, syscall.SIGUSR1); err != nil {
 				t.Fatal(err)
 			}
 			for end := time.Now().Add(waitLimit); !strings.Contains(said.String(), "ready") && time.Now().Before(end); {
@@ -139,7 +139,7 @@ func TestAnOrphanThatNobodySaw(t *testing.T) {
 			if got := members(t, p); (len(got) == 2) != row.known {
 				t.Errorf("members = %v, want its daemon among them: %v", got, row.known)
 			}
-			if got := members(t, other); !slices.Equal(got, []int{other.PID()}) {
+			if got := members(t, other); !slices.Equal(got, []int{other.record.PID}) {
 				t.Errorf("the other's members = %v, want its leader alone", got)
 			}
 			if err := other.Stop(t.Context(), 0); err != nil {

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -89,27 +91,20 @@ func guard(orders io.Reader) error {
 	if _, err := io.Copy(io.Discard, orders); err != nil {
 		return fmt.Errorf("wait for the owner's end: %w", err)
 	}
-	failures := make(chan error, len(kept))
+	records := slices.Collect(maps.Values(kept))
+	failures := make([]error, len(records))
 	var work sync.WaitGroup
-	for _, record := range kept { // all at once: a tree that does not die must not keep the others alive
-		work.Go(func() {
-			_, err := record.reclaim()
-			failures <- err
-		})
+	for i, record := range records { // all at once: a tree that does not die must not keep the others alive
+		work.Go(func() { _, failures[i] = record.reclaim() })
 	}
 	work.Wait()
-	close(failures)
-	var failed error
-	for err := range failures {
-		failed = errors.Join(failed, err)
-	}
-	return failed
+	return errors.Join(failures...)
 }
 
 // A watchdog is the owner's handle of its watchdog process: a second process of this program, which reads a pipe.
 // Nobody but the owner holds the other end (os.Pipe makes it close-on-exec). However the owner dies, the pipe ends,
 // and the watchdog ends what is left. One watchdog serves all trees, from the first Start to the owner's end. If it
-// dies, the next Start replaces it, or the reaper does when it sees it dead.
+// dies, the next Start replaces it, or the first scan that finds it dead.
 type watchdog struct {
 	mu      sync.Mutex
 	cmd     *exec.Cmd // nil while there is none
@@ -119,7 +114,7 @@ type watchdog struct {
 	process atomic.Int64
 }
 
-// replaceAfter is how long a watchdog must have lived for the reaper to replace it. One that cannot live must not be
+// replaceAfter is how long a watchdog must have lived for a scan to replace it. One that cannot live must not be
 // started over and over.
 const replaceAfter = 10 * time.Second
 

@@ -422,8 +422,8 @@ func TestGuardEndsWhatItWasTold(t *testing.T) {
 			if err := guard(strings.NewReader(row.orders(p.Record()))); err != nil {
 				t.Errorf("guard() = %v", err)
 			}
-			if alive(p.PID()) != row.spared {
-				t.Errorf("the server lives: %v, want %v", alive(p.PID()), row.spared)
+			if alive(p.record.PID) != row.spared {
+				t.Errorf("the server lives: %v, want %v", alive(p.record.PID), row.spared)
 			}
 		})
 	}

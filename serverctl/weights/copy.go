@@ -58,8 +58,8 @@ func (c copier) check(model, to string) error {
 		to, err = target(to, source.dir)
 	}
 	if err == nil && !source.isAt(filepath.Join(to, source.name())) {
-		var halves []string
-		if halves, err = filepath.Glob(filepath.Join(to, partial+"*")); err == nil && len(halves) == 0 {
+		var left []string
+		if left, err = incomplete(to); err == nil && len(left) == 0 {
 			err = c.checkFree(to, sum(source.files))
 		}
 	}
@@ -107,10 +107,10 @@ func (c copier) copy(ctx context.Context, model, to string, progress func(done, 
 	if err := c.checkFree(to, report.Bytes); err != nil {
 		return "", report, err
 	}
-	lock.say(source.dir, 0, report.Bytes)
+	say(lock, source.dir, 0, report.Bytes)
 	err = source.copyTo(ctx, path, &tally{total: report.Bytes, tell: func(done, total int64) {
 		report.Read = done
-		lock.say(source.dir, done, total)
+		say(lock, source.dir, done, total)
 		if progress != nil {
 			progress(done, total)
 		}
@@ -323,21 +323,26 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
+// incomplete returns the paths of the incomplete copies in a folder.
+func incomplete(dir string) (paths []string, err error) {
+	entries, err := os.ReadDir(dir)
+	for _, e := range entries {
+		if strings.HasPrefix(e.Name(), partial) {
+			paths = append(paths, filepath.Join(dir, e.Name()))
+		}
+	}
+	return paths, err
+}
+
 // removeLeft removes incomplete copies. The caller holds the lock, so nobody is working on them.
 func removeLeft(dir string) error {
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return err
-	}
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), partial) {
-			continue
-		}
-		if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
+	paths, err := incomplete(dir)
+	for _, path := range paths {
+		if err := os.RemoveAll(path); err != nil {
 			return fmt.Errorf("remove an incomplete copy: %w", err)
 		}
 	}
-	return nil
+	return err
 }
 
 // checkFree fails when a copy would not fit, and names the other copies in the folder.
@@ -375,19 +380,17 @@ func freeBytes(dir string) (int64, error) {
 	return int64(s.Bavail) * int64(s.Bsize), nil
 }
 
-// A lock is held until it is closed or the process is gone.
-type lock struct{ *os.File }
-
-// lock waits for the lock of a folder, until ctx ends or its holder stops making progress.
-func (c copier) lock(ctx context.Context, path string) (lock, error) {
+// lock waits for the lock of a folder, until ctx ends or its holder stops making progress. The lock is held until the
+// file is closed or the process is gone.
+func (c copier) lock(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
-		return lock{}, err
+		return nil, err
 	}
 	if err := c.wait(ctx, f); err != nil {
-		return lock{}, errors.Join(err, f.Close())
+		return nil, errors.Join(err, f.Close())
 	}
-	return lock{f}, nil
+	return f, nil
 }
 
 func (c copier) wait(ctx context.Context, f *os.File) error {
@@ -424,13 +427,13 @@ func (c copier) wait(ctx context.Context, f *os.File) error {
 }
 
 // say tells waiting tuners who copies what, and how far it is. An error is ignored: they only wait without news.
-func (l lock) say(model string, done, total int64) {
+func say(lock *os.File, model string, done, total int64) {
 	host, err := os.Hostname()
 	if err != nil {
 		host = "an unknown host"
 	}
 	text := fmt.Sprintf("pid %d on %s has copied %d of %d bytes of %s\n", os.Getpid(), host, done, total, model)
-	if _, err := l.WriteAt([]byte(text), 0); err == nil {
-		_ = l.Truncate(int64(len(text))) // the last holder's text may have been longer
+	if _, err := lock.WriteAt([]byte(text), 0); err == nil {
+		_ = lock.Truncate(int64(len(text))) // the last holder's text may have been longer
 	}
 }

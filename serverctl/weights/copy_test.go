@@ -297,7 +297,7 @@ func TestACopyThatMovesIsWaitedFor(t *testing.T) {
 	var holding sync.WaitGroup
 	holding.Go(func() {
 		for i := range 50 {
-			holder.say(model, int64(i), 50)
+			say(holder, model, int64(i), 50)
 			time.Sleep(stall / 20)
 		}
 		if err := holder.Close(); err != nil {
@@ -343,6 +343,15 @@ func TestTooLittleSpaceForACopy(t *testing.T) {
 			t.Errorf("the folder holds %q, want nothing", got)
 		}
 	})
+}
+
+// The space of an incomplete copy will be free again, so it says nothing. Names of folders are not patterns.
+func TestACheckLeavesAnIncompleteCopyOutOfAccount(t *testing.T) {
+	model, _ := aSmallModel(t)
+	to := filepath.Join(t.TempDir(), "copies [1]")
+	full := copier{free: func(string) (int64, error) { return 0, nil }}
+	wantError(t, full.check(model, to), "make room, or choose another folder")
+	try(t, os.Mkdir(filepath.Join(to, partial+"tiny"), 0o755), full.check(model, to))
 }
 
 func TestAModelThatChangesWhileItIsCopied(t *testing.T) {

@@ -25,7 +25,7 @@ type Model struct {
 	Name     string                   // folder, GGUF file, or name on the Hugging Face hub
 	Revision string                   // --revision; empty means main
 	CacheDir string                   // --download-dir; empty means where the environment says
-	Env      func(name string) string // the server's environment; nil means os.Getenv
+	Env      func(name string) string // the server's environment
 }
 
 // A kind is one format of weights, with the index file that lists the model's files.
@@ -104,9 +104,6 @@ func (m Model) snapshot() (string, error) {
 // hub returns the cache folder of the Hugging Face hub (huggingface_hub/constants.py, 0.36.2).
 func (m Model) hub() string {
 	env := m.Env
-	if env == nil {
-		env = os.Getenv
-	}
 	expand := func(dir string) string {
 		if rest, ok := strings.CutPrefix(dir, "~"); ok && (rest == "" || rest[0] == '/') {
 			dir = env("HOME") + rest

@@ -254,15 +254,15 @@ func (l *Load) execute(ctx context.Context, dir string, argv []string, arrivals 
 	case <-ctx.Done():
 		return errors.Join(context.Cause(ctx), p.Stop(ctx, stopGrace))
 	}
-	code, ending := p.ExitCode(), p.Ending()
+	state := p.State() // before Stop ends what still runs
 	if err := p.Stop(context.WithoutCancel(ctx), stopGrace); err != nil {
 		return fmt.Errorf("end %s: %w", l, err)
 	}
 	switch {
 	case !ended:
 		return ErrTooLong
-	case code != 0:
-		return fmt.Errorf("%s: %s%s; it printed last:\n%s", l, ending, last.remedy(), last)
+	case state.ExitCode() != 0:
+		return fmt.Errorf("%s: %s%s; it printed last:\n%s", l, state, last.remedy(), last)
 	}
 	return nil
 }
