@@ -112,18 +112,18 @@ func (r *reading) loadChanges() (of map[int64]Changes, err error) {
 		return nil, nil
 	}
 	of = map[int64]Changes{}
-	err = r.all(changesTable, func(row cells) error {
-		c := Change{Fact: row.text(2)}
-		if row[3] != nil {
-			c.Was = new(row.text(3))
+	err = r.all(changesTable, func(one row) error {
+		c := Change{Fact: one.text("fact")}
+		if one.value("was") != nil {
+			c.Was = new(one.text("was"))
 		}
-		if row[4] != nil {
-			c.Is = new(row.text(4))
+		if one.value("now") != nil {
+			c.Is = new(one.text("now"))
 		}
-		if row[5] != nil {
-			c.WasIn = new(int(row.integer(5)))
+		if one.value("was_in_trial") != nil {
+			c.WasIn = new(int(one.integer("was_in_trial")))
 		}
-		event := row.integer(0)
+		event := one.integer("event")
 		of[event] = append(of[event], c)
 		return nil
 	})
@@ -133,8 +133,8 @@ func (r *reading) loadChanges() (of map[int64]Changes, err error) {
 // splitChanges turns the sentences of events before schema 5 into values. No other code reads those sentences.
 func (t *transaction) splitChanges() error {
 	for _, event := range t.rows(eventsTable, "WHERE kind IN (?, ?) ORDER BY id", Drift, noted) {
-		insertChanges(t, event.integer(0), parseChanges(event.text(eventsTable.column("text"))))
-		t.change(eventsTable, event, "text", "")
+		insertChanges(t, event.integer("id"), parseChanges(event.text("text")))
+		t.change(event, "text", "")
 	}
 	return t.err
 }

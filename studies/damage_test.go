@@ -57,21 +57,12 @@ func TestEachChangedValueIsFound(t *testing.T) {
 	inDatabase(t, path, scratch, func(db *sql.DB) {
 		n := 0
 		for _, of := range append([]*table{studiesTable}, heldTables...) {
-			rows, err := db.Query("SELECT rowid, " + strings.Join(of.columns, ", ") + ", sum" + of.more() + " FROM " + of.name)
-			try(t, err)
-			columns, err := rows.Columns()
-			try(t, err)
-			var all []cells
-			for rows.Next() {
-				row := make(cells, len(of.columns)+2+strings.Count(of.more(), ","))
-				into := make([]any, len(row))
-				for i := range row {
-					into[i] = &row[i]
-				}
-				try(t, rows.Scan(into...))
-				all = append(all, row)
-			}
-			try(t, rows.Err(), rows.Close())
+			columns := strings.Split("rowid, "+of.list(long), ", ")
+			var all [][]any
+			try(t, scanRows(db, "SELECT "+strings.Join(columns, ", ")+" FROM "+of.name, nil, func(values []any) error {
+				all = append(all, slices.Clone(values))
+				return nil
+			}))
 			if len(all) == 0 {
 				t.Errorf("table %s has no rows", of.name)
 			}

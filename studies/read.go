@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -198,16 +197,4 @@ func ValidName(name string) error {
 		return unusablef("study name %q: it would be taken for a study file; use one without %s", name, filepath.Ext(name))
 	}
 	return nil
-}
-
-func decode(text string, v any) error { return json.Unmarshal([]byte(text), v) }
-
-// parseTime reads what formatTime wrote. Go parses its own RFC3339Nano in a third of the time of another layout.
-func parseTime(text string, t *time.Time) (err error) {
-	layout := timeLayout
-	if len(text) == len(timeLayout) && strings.HasSuffix(text, "Z") {
-		layout = time.RFC3339Nano
-	}
-	*t, err = time.Parse(layout, text)
-	return err
 }

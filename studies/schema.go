@@ -297,7 +297,7 @@ type transaction struct {
 	tx  *sql.Tx
 	err error
 
-	head  cells    // the study's own row, within inStudy
+	head  row      // the study's own row, within inStudy
 	holds holdings // rows and sums of the tables, within inStudy
 }
 

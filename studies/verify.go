@@ -18,7 +18,7 @@ func verifyAll(db *sql.DB) (commits int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := r.all(ledgerTable, func(cells) error { return nil }); err != nil {
+	if err := r.all(ledgerTable, func(row) error { return nil }); err != nil {
 		return 0, err
 	}
 	return r.study.Commits, r.verifyParts()
@@ -29,11 +29,11 @@ func (r *reading) verifyParts() error {
 	found := map[int]holding{}
 	for _, t := range []*table{resultsTable, probesTable} {
 		var all holding
-		err := t.read(r.db, t.more(), "", nil, func(row cells) error {
-			number := int(row.integer(t.column("trial")))
-			found[number], all = found[number].plus(t.sumOf(row)), all.plus(t.sumOf(row))
+		err := t.read(r.db, long, "", nil, func(one row) error {
+			number := int(one.integer("trial"))
+			found[number], all = found[number].plus(one.sum()), all.plus(one.sum())
 			if t == probesTable {
-				_, err := long.rowIn(row)
+				_, err := long.rowIn(one)
 				return err
 			}
 			return nil

@@ -34,8 +34,8 @@ func writeFact(tx *transaction, key, value, kind string) {
 func (r *reading) loadWorld() error {
 	s := &r.study
 	s.World, s.Found, s.Noted = map[string]string{}, map[string]string{}, map[string]string{}
-	return r.all(worldTable, func(row cells) error {
-		key, value, kind := row.text(0), row.text(1), row.text(2)
+	return r.all(worldTable, func(fact row) error {
+		key, value, kind := fact.text("key"), fact.text("value"), fact.text("kind")
 		of := map[string]map[string]string{asked: s.World, found: s.Found, noted: s.Noted}[kind]
 		if of == nil {
 			return damagedf("world: %s has the unknown kind %q", key, kind)
