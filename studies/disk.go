@@ -159,7 +159,7 @@ var leftovers = []struct {
 	{".", lookName},
 	{fence.SlotDir, lookName},
 	{fence.OwnerDir, regexp.MustCompile(`^` + ownerID + `$`)},
-	{snapshotDir, regexp.MustCompile(`^[0-9]{12}-[0-9]{12}(\.db|-[0-9]{12}\.delta)\.tmp(-journal)?$`)},
+	{snapshotDir, regexp.MustCompile(`^[0-9]{12}-[0-9]{12}(\.db|-[0-9]{12}\.delta)\.tmp(-journal|\.delta)?$`)},
 	{backupDir, regexp.MustCompile(`^schema-[0-9]+\.db\.tmp(-journal)?$`)},
 }
 

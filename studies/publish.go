@@ -203,7 +203,7 @@ func (p *publisher) first() (n snapshot, err error) {
 		return n, err
 	}
 	p.base, p.since = p.last, 0
-	p.size, err = sizeOf(filepath.Join(s.dir, n.file()))
+	p.size, err = sizeOf(n.path(s.dir))
 	return n, err
 }
 
@@ -213,7 +213,7 @@ func (p *publisher) rebase(ctx context.Context, n snapshot, goes mark) {
 	err := p.store.put(base.file(), func(path string) error { return n.write(ctx, p.store.dir, path) })
 	var size int64
 	if err == nil {
-		size, err = sizeOf(filepath.Join(p.store.dir, base.file()))
+		size, err = sizeOf(base.path(p.store.dir))
 	}
 	p.rebasing <- rebased{goes, size, err}
 }

@@ -88,7 +88,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 
 // unread is the error for a snapshot that could not be read. It names a missing file once, without the system call.
 func (n snapshot) unread(dir string, err error) error {
-	path := filepath.Join(dir, n.file())
+	path := n.path(dir)
 	if of, ok := err.(*fs.PathError); ok && errors.Is(of, fs.ErrNotExist) {
 		err = of.Err
 		if of.Path != path {
@@ -105,40 +105,35 @@ const (
 	firstPause = 5 * time.Millisecond
 )
 
-// read opens a snapshot and reads from it.
+// read opens a snapshot and reads from it, or from a copy that is converted to the newest schema.
 func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
-	defer func() { err = explainFile(filepath.Join(dir, n.of().file()), err) }()
-	db, err := n.open(dir)
-	if err != nil {
+	defer func() { err = explainFile(n.of().path(dir), err) }()
+	if err := n.check(dir); err != nil {
 		return Study{}, err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	version, err := schemaVersion(db)
-	if err != nil {
-		return Study{}, err
-	}
-	switch {
-	case version > len(migrations):
-		return Study{}, newerError{version}
-	case version == 0:
-		err = sql.ErrNoRows
-	case version < len(migrations):
-		study, err = n.readOlder(dir, from)
-	default:
-		study, err = from(db)
-	}
-	if errors.Is(err, sql.ErrNoRows) { // a published snapshot has a study
-		err = damagedf("no study is in it")
-	}
-	if err == nil && version >= hasSums && study.ID != "" && study.Commits != n.commits {
-		err = damagedf("it has %d commits, and its name says %d", study.Commits, n.commits)
-	}
-	return study, err
-}
-
-// readOlder reads from a copy that is converted to the newest schema.
-func (n snapshot) readOlder(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
-	return readCopy(func(path string) error { return n.writeNewest(context.Background(), dir, path) }, from)
+	return inFile(n.of().path(dir), published, func(db *sql.DB) (study Study, err error) {
+		version, err := schemaVersion(db)
+		if err == nil && !n.isBase() {
+			err = join(db, n.path(dir), version)
+		}
+		switch {
+		case err != nil:
+			return Study{}, err
+		case version == 0:
+			err = sql.ErrNoRows
+		case version < len(migrations):
+			study, err = readCopy(func(path string) error { return n.write(context.Background(), dir, path) }, from)
+		default:
+			study, err = from(db)
+		}
+		if errors.Is(err, sql.ErrNoRows) { // a published snapshot has a study
+			err = damagedf("no study is in it")
+		}
+		if err == nil && version >= hasSums && study.ID != "" && study.Commits != n.commits {
+			err = damagedf("it has %d commits, and its name says %d", study.Commits, n.commits)
+		}
+		return study, err
+	})
 }
 
 // readCopy reads from a temporary copy, which write makes in the newest schema.
@@ -152,12 +147,7 @@ func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) 
 	if err := write(path); err != nil {
 		return Study{}, err
 	}
-	db, err := openFile(path, published)
-	if err != nil {
-		return Study{}, err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	return from(db)
+	return inFile(path, published, from)
 }
 
 // missing is the error when a directory has no snapshot. It says why, and names similar studies.

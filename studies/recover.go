@@ -105,21 +105,11 @@ func isHot(path string) (bool, error) {
 	return n == 1 && first[0] != 0, errors.Join(err, f.Close())
 }
 
-// newerError says that a database has a schema that this tuner does not know.
-type newerError struct{ version int }
-
-func (e newerError) Error() string {
-	return fmt.Sprintf("written by a newer tuner (schema %d, this one knows %d): use that one", e.version, len(migrations))
-}
-
 // checkDatabase checks a database and returns its number of commits.
 func checkDatabase(db *sql.DB) (commits int64, err error) {
 	version, err := schemaVersion(db)
-	switch {
-	case err != nil:
+	if err != nil {
 		return 0, err
-	case version > len(migrations):
-		return 0, newerError{version}
 	}
 	var damage string
 	if err := db.QueryRow("PRAGMA integrity_check(1)").Scan(&damage); err != nil {
@@ -168,7 +158,8 @@ func (s *Store) offer(acknowledged int64) string {
 		probes += len(t.Probes)
 	}
 	return fmt.Sprintf("\n%s holds the study as it was published at %s, with %s and %s; %s.\nTo go on from there: tuner run --from-snapshot",
-		filepath.Join(s.dir, name.file()), study.Updated.Local().Format(time.DateTime), render.Count(len(study.Trials), "trial"), render.Count(probes, "probe"), lostAfter(acknowledged-study.Commits))
+		name.path(s.dir), study.Updated.Local().Format(time.DateTime), render.Count(len(study.Trials), "trial"), render.Count(probes, "probe"),
+		lostAfter(acknowledged-study.Commits))
 }
 
 // loadWhole is load after checkDatabase.
@@ -198,9 +189,6 @@ func (s *Store) restore(why error, acknowledged int64) (commits int64, err error
 	}
 	if _, err := checkDatabase(s.db); err != nil {
 		return 0, errors.Join(why, fmt.Errorf("%s is of no use either: %w", name.file(), err))
-	}
-	if err := migrate(s.db); err != nil {
-		return 0, err
 	}
 	s.commits = max(acknowledged, study.Commits)
 	s.restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
