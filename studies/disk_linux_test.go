@@ -120,7 +120,7 @@ func TestLinkToNothing(t *testing.T) {
 	link := filepath.Join(root, "llama70b")
 	try(t, os.Symlink("nowhere", link))
 	for _, err := range []error{examineError(link), examineError(filepath.Join(link, "below")), second(Open(context.Background(), link, llama, Options{}))} {
-		wantUnusable(t, err, link+" is a link to nowhere, which is not there: make that directory, or remove the link")
+		wantUnusable(t, err, link+" is a link to nowhere, which does not exist; remove the link, or make that directory")
 	}
 	try(t, os.Mkdir(filepath.Join(root, "nowhere"), 0o755), examineError(link))
 }
