@@ -191,11 +191,11 @@ func (s *Store) restore(why error, acknowledged int64) (commits int64, err error
 		return 0, errors.Join(why, fmt.Errorf("%s is of no use either: %w", name.file(), err))
 	}
 	s.commits = max(acknowledged, study.Commits)
-	s.restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
+	s.Restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
 	return s.commits, transact(s.db, func(tx *transaction) error {
 		return tx.inStudy(func(tx *transaction) error {
 			tx.set("commits", s.commits)
-			addEvent(tx, Restored, s.restored)
+			addEvent(tx, Restored, s.Restored)
 			return nil
 		})
 	})

@@ -50,13 +50,13 @@ type Options struct {
 // A method that returns a disk error leaves the Store broken. Whether the last commit happened is then unknown, and
 // only opening the study again can tell. All later calls return the same error.
 type Store struct {
+	Disk     Disk   // the study's disk
+	Restored string // the snapshot that Open restored, the commits that it lacks, and the reason; "" if the database was whole
+
 	dir     string
-	disk    Disk
 	options Options
 	folder  *fence.Folder
 	lease   *fence.Lease
-
-	restored string // see Restored
 
 	mu      sync.Mutex // guards all below
 	db      *sql.DB
@@ -178,10 +178,10 @@ func hasMeasured(db *sql.DB) (measured bool, err error) {
 
 // take makes this process the study's owner.
 func (s *Store) take(ctx context.Context) (err error) {
-	if s.disk, err = prepare(s.dir); err != nil {
+	if s.Disk, err = prepare(s.dir); err != nil {
 		return err
 	}
-	if s.folder, err = fence.OpenFolder(s.dir, s.disk.Mount.Locks()); err != nil {
+	if s.folder, err = fence.OpenFolder(s.dir, s.Disk.Mount.Locks()); err != nil {
 		return err
 	}
 	ttl := cmp.Or(s.options.TakeoverAfter, fence.DefaultTTL)
@@ -306,13 +306,6 @@ func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
 
 // Dir returns the study's directory, where others keep files beside the database.
 func (s *Store) Dir() string { return s.dir }
-
-// Restored names the snapshot that this Open restored, the commits that it lacks, and the reason. It is "" if the
-// database was whole.
-func (s *Store) Restored() string { return s.restored }
-
-// Disk returns the study's disk.
-func (s *Store) Disk() Disk { return s.disk }
 
 // Study returns the whole study.
 func (s *Store) Study() (Study, error) { return s.read(load) }
