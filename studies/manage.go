@@ -117,11 +117,7 @@ func stopAndDiscard(ctx context.Context, dir string, ttl time.Duration) (to stri
 	if err := checkOwn(dir); err != nil {
 		return "", err
 	}
-	mount, err := fence.MountOf(dir)
-	if err != nil {
-		return "", err
-	}
-	folder, err := fence.OpenFolder(dir, mount.Locks())
+	folder, err := openFolder(dir)
 	if err != nil {
 		return "", err
 	}

@@ -119,12 +119,11 @@ const maxExpanded = 64 << 20
 // Record stores one probe of a running trial; it is on the disk when Record returns nil. An equal probe may be recorded
 // twice. A different probe with the same Seq is an error.
 func (s *Store) Record(number int, p trial.Probe) error {
-	what := fmt.Sprintf("record probe %d of trial %d", p.Seq, number)
-	is, err := rowOf(p)
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return s.write(what, false, func(tx *transaction) error {
+	return s.write(fmt.Sprintf("record probe %d of trial %d", p.Seq, number), false, func(tx *transaction) error {
+		is, err := rowOf(p)
+		if err != nil {
+			return err
+		}
 		t, err := trialRow(tx, number)
 		if err != nil {
 			return err
@@ -132,7 +131,10 @@ func (s *Store) Record(number int, p trial.Probe) error {
 		was := tx.rows(probesTable, "WHERE trial=? AND seq=?", number, p.Seq)
 		switch {
 		case len(was) > 0:
-			return sameProbe(was[0].text("probe"), is)
+			return sameAgain(was[0].text("probe"), is.figures, func(p trial.Probe) (string, error) {
+				again, err := rowOf(p) // before schema 3 the figures also had the long lists
+				return again.figures, err
+			})
 		case isDone(t):
 			return errors.New("the trial is finished already")
 		}
@@ -141,20 +143,6 @@ func (s *Store) Record(number int, p trial.Probe) error {
 		setRunning(tx)
 		return nil
 	})
-}
-
-// sameProbe reports an error if the stored figures of a probe differ from those in its new row. Before schema 3 the
-// stored figures also contained the long lists.
-func sameProbe(was string, is probeRow) error {
-	var p trial.Probe
-	if err := decode(was, &p); err != nil {
-		return fmt.Errorf("read what is stored: %w", err)
-	}
-	again, err := rowOf(p)
-	if err != nil {
-		return err
-	}
-	return sameText(again.figures, is.figures)
 }
 
 func insertProbe(tx *transaction, number int, p trial.Probe, r probeRow) {

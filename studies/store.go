@@ -426,7 +426,15 @@ func (s *Store) brokenError(what string) error {
 // write runs do in one transaction. When write returns nil, the transaction is acknowledged. It is published before
 // that if now is set, and soon otherwise.
 func (s *Store) write(what string, now bool, do func(*transaction) error) error {
-	if err := s.store(what, do); err != nil {
+	s.mu.Lock()
+	err := s.broken
+	if err != nil {
+		err = s.brokenError(what)
+	} else {
+		err = s.commit(what, do)
+	}
+	s.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	if !now {
@@ -437,16 +445,6 @@ func (s *Store) write(what string, now bool, do func(*transaction) error) error 
 		return fmt.Errorf("%s: it is stored, but readers cannot see it: %w", what, err)
 	}
 	return nil
-}
-
-// store locks s.mu and calls commit.
-func (s *Store) store(what string, do func(*transaction) error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.broken != nil {
-		return s.brokenError(what)
-	}
-	return s.commit(what, do)
 }
 
 // commit runs do in one transaction, and acknowledges it when it is on the disk. After a disk error it is unknown

@@ -25,15 +25,12 @@ func (s *Store) Begin(t Trial) error {
 	if t.Began.IsZero() {
 		t.Began = time.Now()
 	}
-	point, err := encode(t.Point)
-	if err != nil {
-		return fmt.Errorf("begin trial %d: %w", t.Number, err)
-	}
-	args, err := encode(slices.Concat([]string{}, t.Args)) // [] and not null
-	if err != nil {
-		return fmt.Errorf("begin trial %d: %w", t.Number, err)
-	}
 	return s.write(fmt.Sprintf("begin trial %d", t.Number), false, func(tx *transaction) error {
+		point, pointErr := encode(t.Point)
+		args, argsErr := encode(slices.Concat([]string{}, t.Args)) // [] and not null
+		if err := errors.Join(pointErr, argsErr); err != nil {
+			return err
+		}
 		was, err := trialRow(tx, t.Number)
 		switch {
 		case errors.Is(err, errNoTrial):
@@ -77,12 +74,7 @@ func (s *Store) Served(number int, version string, change Change) error {
 // Finish stores the result of a running trial and publishes it. A finished trial may be finished again with an equal
 // result.
 func (s *Store) Finish(number int, r trial.Result) error {
-	what := fmt.Sprintf("finish trial %d", number)
-	text, err := encode(r)
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return s.write(what, true, func(tx *transaction) error {
+	return s.write(fmt.Sprintf("finish trial %d", number), true, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
 		if err != nil {
 			return err
@@ -92,9 +84,10 @@ func (s *Store) Finish(number int, r trial.Result) error {
 			if len(results) == 0 {
 				return cmp.Or(tx.err, damagedf("trial %d is finished and has no result", number))
 			}
-			return sameResult(results[0].text("result"), text)
+			text, err := encode(r)
+			return cmp.Or(err, sameAgain(results[0].text("result"), text, func(r trial.Result) (string, error) { return encode(r) }))
 		}
-		return s.finish(tx, was, r, text)
+		return s.finish(tx, was, r)
 	})
 }
 
@@ -106,15 +99,15 @@ func (s *Store) abandon(tx *transaction, why string) error {
 	}
 	spent := tx.probesTime(half[0].integer("number"))
 	r := trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: why, GPUTime: time.Duration(spent * float64(time.Second))}
+	return s.finish(tx, half[0], r)
+}
+
+// finish stores a result, and books the GPU time that was not spent on probes.
+func (s *Store) finish(tx *transaction, was row, r trial.Result) error {
 	text, err := encode(r)
 	if err != nil {
 		return err
 	}
-	return s.finish(tx, half[0], r, text)
-}
-
-// finish stores a result, and books the GPU time that was not spent on probes.
-func (s *Store) finish(tx *transaction, was row, r trial.Result, text string) error {
 	number := int(was.integer("number"))
 	var log any
 	if _, err := os.Stat(filepath.Join(s.dir, logs.Name(number))); err == nil { // a simulated server writes no log
@@ -186,23 +179,16 @@ func trialRow(tx *transaction, number int) (row, error) {
 	return rows[0], nil
 }
 
-// sameResult compares a stored result with a new one. It decodes the stored one first, because an older tuner may have
-// known fewer fields.
-func sameResult(was, is string) error {
-	var v trial.Result
+// sameAgain returns an error if a stored text differs from a new one. It decodes the stored text and encodes the value
+// again first, because an older tuner may have known fewer fields.
+func sameAgain[T any](was, is string, encode func(T) (string, error)) error {
+	var v T
 	if err := decode(was, &v); err != nil {
 		return fmt.Errorf("read what is stored: %w", err)
 	}
 	again, err := encode(v)
-	if err != nil {
-		return err
+	if err == nil && again != is {
+		err = fmt.Errorf("something else is stored already: %s, not %s", again, is)
 	}
-	return sameText(again, is)
-}
-
-func sameText(was, is string) error {
-	if was != is {
-		return fmt.Errorf("something else is stored already: %s, not %s", was, is)
-	}
-	return nil
+	return err
 }
