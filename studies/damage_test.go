@@ -22,8 +22,7 @@ import (
 func variedStudy(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	s, _, err := Open(t.Context(), dir, llama, Options{})
-	try(t, err)
+	s := open(t, dir)
 	elsewhere := aTrial(0)
 	elsewhere.Probes, elsewhere.Result = append(elsewhere.Probes, aProbe(0, 3)), aResult(3)
 	try(t, s.AddPriors([]Source{{Path: "results", Trials: []Trial{elsewhere, elsewhere}}}))

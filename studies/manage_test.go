@@ -1,7 +1,6 @@
 package studies
 
 import (
-	"context"
 	"errors"
 	"iter"
 	"os"
@@ -98,27 +97,6 @@ func TestAround(t *testing.T) {
 			t.Errorf("Around(%s) = %q, want %q", path, got, want)
 		}
 	}
-}
-
-// Export writes one file, in the newest schema.
-func TestExport(t *testing.T) {
-	dir := t.TempDir()
-	s := open(t, dir)
-	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
-	path := filepath.Join(t.TempDir(), "one.db")
-	try(t, exported(Export(t.Context(), dir, path)))
-	if left := namesIn(t, filepath.Dir(path)); !slices.Equal(left, []string{"one.db"}) {
-		t.Errorf("the directory has %v, want one.db alone", left)
-	}
-	db, err := openFile(path, published)
-	try(t, err)
-	study, err := load(db)
-	version, versionErr := schemaVersion(db)
-	try(t, err, versionErr, db.Close())
-	if version != len(migrations) || len(study.Trials) != 1 || len(study.Trials[0].Probes) != 1 {
-		t.Errorf("the export has schema %d and %+v", version, study)
-	}
-	wantError(t, exported(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
 }
 
 // asNobody copies this test's binary into a root directory, runs it there as another user, and returns its output.

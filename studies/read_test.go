@@ -15,15 +15,21 @@ import (
 	"vllmtuner/studies/fence"
 )
 
+// beginIn begins studies in a root directory.
+func beginIn(t *testing.T, root string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		study := llama
+		study.Name = name
+		s, _, err := Open(t.Context(), filepath.Join(root, name), study, Options{})
+		try(t, err, s.Close())
+	}
+}
+
 // If a directory has no snapshot, the error of ReadSnapshot says why, and names similar studies.
 func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 	root := t.TempDir()
-	for _, name := range []string{"llama70b-h200", "qwen32b"} {
-		study := llama
-		study.Name = name
-		s, _, err := Open(context.Background(), filepath.Join(root, name), study, Options{})
-		try(t, err, s.Close())
-	}
+	beginIn(t, root, "llama70b-h200", "qwen32b")
 	killed := filepath.Join(root, "killed")
 	try(t, os.MkdirAll(filepath.Join(killed, fence.SlotDir), 0o755), os.WriteFile(filepath.Join(killed, fence.SlotDir, "000000000001"), nil, 0o644),
 		os.MkdirAll(filepath.Join(root, "home", "snap", "firefox"), 0o755), // no study
@@ -59,12 +65,7 @@ func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 
 func TestList(t *testing.T) {
 	root := t.TempDir()
-	for _, name := range []string{"b", "a"} {
-		study := llama
-		study.Name = name
-		s, _, err := Open(context.Background(), filepath.Join(root, name), study, Options{})
-		try(t, err, s.Close())
-	}
+	beginIn(t, root, "b", "a")
 	try(t, os.Mkdir(filepath.Join(root, "c"), 0o755))
 	names, err := List(root)
 	try(t, err)
