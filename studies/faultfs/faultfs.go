@@ -6,15 +6,15 @@ import (
 	"errors"
 	"io"
 	"log"
-	"os"
+	"math"
 	"path"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // A Call is a request of the kernel to the disk.
@@ -74,7 +74,7 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	}
 	// A child that outlives this process must not hold the FUSE device. Otherwise a process that uses the disk would
 	// wait for ever.
-	if err := closeOnExec("/dev/fuse"); err != nil {
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, errors.Join(err, server.Unmount())
 	}
 	go server.Serve() // until Close
@@ -84,24 +84,6 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return &Mount{server, d}, server.WaitMount()
-}
-
-// closeOnExec keeps this process's descriptors of a file from its children.
-func closeOnExec(name string) error {
-	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return err
-	}
-	for _, entry := range all {
-		fd, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			return err
-		}
-		if is, err := os.Readlink("/proc/self/fd/" + entry.Name()); err == nil && is == name { // else it was closed meanwhile
-			syscall.CloseOnExec(fd)
-		}
-	}
-	return nil
 }
 
 // Close unmounts the directory once all its files are closed. A killed process closes its files a moment later.
