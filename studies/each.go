@@ -32,7 +32,6 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 		if err != nil {
 			return Study{}, err
 		}
-		discountAlikeDeaths(r.study.Trials)
 		begun = true
 		stopped = read(r.study, r.each(columns))
 		return r.study, nil
@@ -53,8 +52,8 @@ func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 				yield(Trial{}, markUnusable(fmt.Errorf("read trials %d to %d: %w", first, last, err)))
 				return
 			}
-			for i, t := range trials {
-				if !yield(t.as(part[i]), nil) {
+			for _, t := range trials {
+				if !yield(t, nil) {
 					return
 				}
 			}

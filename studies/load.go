@@ -30,11 +30,8 @@ func load(db *sql.DB) (Study, error) {
 	if err != nil {
 		return Study{}, err
 	}
-	if err := r.fill(r.study.Trials, long, ""); err != nil {
-		return Study{}, err
-	}
-	discountAlikeDeaths(r.study.Trials)
-	return r.study, nil
+	err = r.fill(r.study.Trials, long, "")
+	return r.study, err
 }
 
 // summarize reads the columns of all trials. Of the trials that whole returns, it reads results and probes too.
@@ -43,7 +40,6 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 	if err != nil {
 		return Study{}, err
 	}
-	discountAlikeDeaths(r.study.Trials)
 	numbers, err := r.withNearest(whole(r.study))
 	if err != nil || len(numbers) == 0 {
 		return r.study, err
@@ -63,10 +59,14 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 		return Study{}, err
 	}
 	for _, t := range trials {
-		i := r.indexOf(t.Number)
-		r.study.Trials[i] = t.as(r.study.Trials[i])
+		r.study.Trials[r.indexOf(t.Number)] = t
 	}
 	return r.study, nil
+}
+
+// loadSummary reads the columns of all trials.
+func loadSummary(db *sql.DB) (Study, error) {
+	return summarize(db, func(Study) []int { return nil }, short)
 }
 
 // indexOf returns the index of a trial in the study. Trials are sorted by number.
@@ -176,6 +176,7 @@ func readSummaries(db *sql.DB) (*reading, error) {
 		r.study.Trials, r.parts = append(r.study.Trials, t), append(r.parts, holding{one.integer("holds_rows"), one.integer("holds_sum")})
 		return nil
 	})
+	discountAlikeDeaths(r.study.Trials)
 	return r, err
 }
 
@@ -229,10 +230,12 @@ func (r *reading) fill(trials []Trial, columns probeColumns, where string, args 
 		if err != nil {
 			return err
 		}
+		outcome, cause := t.Result.Outcome, t.Result.Cause // these depend on the trials before it
 		t.Result = trial.Result{}
 		if decode(result.text("result"), &t.Result) != nil {
 			return unreadable(result)
 		}
+		t.Result.Outcome, t.Result.Cause = outcome, cause
 		return nil
 	})
 	if err != nil {

@@ -208,7 +208,7 @@ func readWritten(path string) (Study, error) {
 		if _, err := checkDatabase(db); err != nil {
 			return Study{}, err
 		}
-		return summarize(db, func(Study) []int { return nil }, short)
+		return loadSummary(db)
 	})
 	return study, explainSQLite(err)
 }

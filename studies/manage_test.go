@@ -237,12 +237,9 @@ func damageProbes(t *testing.T, path string) {
 		changed := slices.Clone(content)
 		clear(changed[at : at+page])
 		try(t, os.WriteFile(path, changed, 0o644))
-		db, err := openFile(path, published)
-		try(t, err)
-		_, read := summarize(db, func(Study) []int { return nil }, short)
-		_, damage := checkDatabase(db)
-		_, probes := load(db)
-		try(t, db.Close())
+		_, read := inFile(path, published, loadSummary)
+		_, damage := inFile(path, published, checkDatabase)
+		_, probes := inFile(path, published, load)
 		if read == nil && damage != nil && probes != nil {
 			return
 		}
@@ -293,10 +290,7 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 			t.Errorf("Behind = %q with %d commits, want the damage of %s and the %d commits of the one before", study.Behind, study.Commits, newest, all[1].commits)
 		}
 	}
-	db, err := openFile(path, published)
-	try(t, err)
-	commits, err := checkDatabase(db)
-	if try(t, db.Close()); err != nil || commits != all[1].commits {
+	if commits, err := inFile(path, published, checkDatabase); err != nil || commits != all[1].commits {
 		t.Errorf("the export has %d commits, %v; want %d", commits, err, all[1].commits)
 	}
 
@@ -304,7 +298,7 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 		try(t, os.Remove(filepath.Join(dir, n.file())))
 	}
 	const remedy = "`tuner run` publishes the study again if its database is whole"
-	_, err = Export(t.Context(), dir, path)
+	_, err := Export(t.Context(), dir, path)
 	wantUnusable(t, err, "read "+newest, remedy)
 	_, err = ReadEach(dir, false, each)
 	wantUnusable(t, err, "read "+newest, remedy)
