@@ -380,14 +380,8 @@ func (s *faultRun) checkTidy(t *testing.T, dir string) {
 
 // faultEvery returns the step from one tried call to the next: FAULT_EVERY, or a default. With 1 every call is tried.
 func faultEvery(t *testing.T, byDefault int) (every int, random *rand.Rand) {
-	every = byDefault
-	if n, err := strconv.Atoi(os.Getenv("FAULT_EVERY")); err == nil {
-		every = n
-	}
-	seed := uint64(time.Now().UnixNano())
-	if n, err := strconv.ParseUint(os.Getenv("FAULT_SEED"), 10, 64); err == nil {
-		seed = n
-	}
+	every = fromEnv(t, "FAULT_EVERY", byDefault)
+	seed := fromEnv(t, "FAULT_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("FAULT_EVERY=%d FAULT_SEED=%d", every, seed)
 	return every, rand.New(rand.NewPCG(seed, 0))
 }

@@ -206,12 +206,21 @@ func countProbes(t *testing.T, dir string) int {
 	return n
 }
 
+// fromEnv returns the number in an environment variable, or a default if it is not set.
+func fromEnv[N int | uint64](t *testing.T, name string, byDefault N) N {
+	t.Helper()
+	text := os.Getenv(name)
+	if text == "" {
+		return byDefault
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	try(t, err)
+	return N(n)
+}
+
 // When two tuners are started on one study at once, one runs. The other's error names it.
 func TestTwoBeginAtOnce(t *testing.T) {
-	rounds := 4
-	if n, err := strconv.Atoi(os.Getenv("TWO_OWNERS_ROUNDS")); err == nil {
-		rounds = n
-	}
+	rounds := fromEnv(t, "TWO_OWNERS_ROUNDS", 4)
 	root := t.TempDir()
 	host, err := os.Hostname()
 	try(t, err)

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"vllmtuner/bench"
@@ -33,13 +34,11 @@ type longPart struct {
 func rowOf(p trial.Probe) (r probeRow, err error) {
 	long := longPart{Client: p.Measurement.Series, Server: p.Server}
 	checks := slices.Clone(p.Verdict.Checks)
-	some := len(long.Client) > 0 || long.Server != nil
 	for i := range checks {
 		long.Each = append(long.Each, checks[i].Each)
-		some = some || checks[i].Each != ""
 		checks[i].Each = ""
 	}
-	if some {
+	if len(long.Client) > 0 || long.Server != nil || strings.Join(long.Each, "") != "" {
 		if r.series, err = compress(long); err != nil {
 			return r, err
 		}

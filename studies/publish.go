@@ -97,7 +97,12 @@ func (s *Store) publishLater() {
 	defer close(s.gone)
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &publisher{store: s}
-	defer p.end(cancel)
+	defer func() { // a base may be in the making
+		cancel()
+		if p.rebasing != nil {
+			<-p.rebasing
+		}
+	}()
 	dirty, rest := s.dirty, (<-chan time.Time)(nil)
 	for {
 		select {
@@ -111,14 +116,6 @@ func (s *Store) publishLater() {
 		case <-rest:
 			dirty, rest = s.dirty, nil
 		}
-	}
-}
-
-// end cancels a base that is being made and waits for it.
-func (p *publisher) end(cancel context.CancelFunc) {
-	cancel()
-	if p.rebasing != nil {
-		<-p.rebasing
 	}
 }
 

@@ -145,15 +145,10 @@ func valuesOf(values []any) ([]any, error) {
 		if err != nil {
 			return nil, err
 		}
-		switch v := is.(type) {
-		case bool:
+		if b, ok := is.(bool); ok {
 			is = int64(0)
-			if v {
+			if b {
 				is = int64(1)
-			}
-		case []byte:
-			if v == nil {
-				is = nil
 			}
 		}
 		converted[i] = is
