@@ -40,16 +40,6 @@ func (s Source) name() string {
 // AddPriors replaces all priors from the same paths by these. On an error it changes nothing. It keeps each trial's
 // Point, Args, Probes and Result.
 func (s *Store) AddPriors(sources []Source) error {
-	texts := make([][]string, len(sources))
-	for i, source := range sources {
-		for j, t := range source.Trials {
-			text, err := encodePrior(t)
-			if err != nil {
-				return fmt.Errorf("add the trials of %s: trial %d: %w", source.name(), j, err)
-			}
-			texts[i] = append(texts[i], text)
-		}
-	}
 	return s.write("add what was measured elsewhere", true, func(tx *transaction) error {
 		s.rebase = true // deltas have no priors
 		for _, source := range sources {
@@ -58,9 +48,13 @@ func (s *Store) AddPriors(sources []Source) error {
 				tx.remove(sourcesTable, "WHERE name=?", old.text("name"))
 			}
 		}
-		for i, source := range sources {
+		for _, source := range sources {
 			tx.insertSource(source)
-			for _, text := range texts[i] {
+			for i, t := range source.Trials {
+				text, err := encodePrior(t)
+				if err != nil {
+					return fmt.Errorf("add the trials of %s: trial %d: %w", source.name(), i, err)
+				}
 				tx.insert(priorsTable, []any{tx.nextID(priorsTable), source.name(), text})
 			}
 			addEvent(tx, "prior", fmt.Sprintf("%s from %s", render.Count(len(source.Trials), "trial"), source.name()))
