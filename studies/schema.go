@@ -335,18 +335,6 @@ func (t *transaction) exec(query string, args ...any) {
 	}
 }
 
-// scan reads the row that a query finds. It returns sql.ErrNoRows where there is none, and the transaction goes on.
-func (t *transaction) scan(query string, args []any, into ...any) error {
-	if t.err != nil {
-		return t.err
-	}
-	err := t.tx.QueryRow(query, args...).Scan(into...)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		t.err = err
-	}
-	return err
-}
-
 // transact runs do in one transaction. The transaction is on the disk when it returns nil.
 func transact(db *sql.DB, do func(*transaction) error) error {
 	tx, err := db.Begin()

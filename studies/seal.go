@@ -67,8 +67,8 @@ func (t *transaction) hold(in *table, now holding) {
 
 // nextID is the next ID of a table that only grows.
 func (t *transaction) nextID(of *table) (id int64) {
-	if err := t.scan("SELECT coalesce(max(id), 0)+1 FROM "+of.name, nil, &id); err != nil {
-		t.err = errors.Join(t.err, err)
+	if t.err == nil {
+		t.err = t.tx.QueryRow("SELECT coalesce(max(id), 0)+1 FROM " + of.name).Scan(&id)
 	}
 	return id
 }

@@ -2,7 +2,6 @@ package studies
 
 import (
 	"cmp"
-	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -113,9 +112,9 @@ func (s *Store) finish(tx *transaction, was row, r trial.Result) error {
 	if _, err := os.Stat(filepath.Join(s.dir, logs.Name(number))); err == nil { // a simulated server writes no log
 		log = logs.Name(number)
 	}
-	nearRate, nearHeadroom, err := nearest(tx, number)
-	if err != nil {
-		return err
+	var nearRate, nearHeadroom any // of the failed probe nearest to the SLO; NULL if no probe failed
+	for _, p := range tx.rows(probesTable, "WHERE trial=? AND NOT pass ORDER BY headroom DESC, rate LIMIT 1", number) {
+		nearRate, nearHeadroom = p.value("rate"), p.value("headroom")
 	}
 	spent := tx.probesTime(number)
 	tx.insert(resultsTable, []any{number, text})
@@ -129,15 +128,6 @@ func (s *Store) finish(tx *transaction, was row, r trial.Result) error {
 		"holds_rows", parts.Rows, "holds_sum", parts.Sum, "changed", s.commits+1)
 	addToLedger(tx, number, "server", r.GPUTime.Seconds()-spent)
 	return nil
-}
-
-// nearest returns the rate and headroom of a trial's failed probe nearest to the SLO, or NULLs if no probe failed.
-func nearest(tx *transaction, number int) (rate, headroom sql.NullFloat64, err error) {
-	err = tx.scan(`SELECT rate, headroom FROM probes WHERE trial=? AND NOT pass ORDER BY headroom DESC, rate LIMIT 1`, []any{number}, &rate, &headroom)
-	if errors.Is(err, sql.ErrNoRows) {
-		err = nil
-	}
-	return rate, headroom, err
 }
 
 // probesTime is the GPU time of a trial's probes.
