@@ -215,14 +215,14 @@ func seconds(s float64) time.Duration {
 
 // fill reads the results and probes that where selects into trials.
 func (r *reading) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
-	found := make([]holding, len(trials))
+	found := map[int]holding{}
 	of := func(part row) (*Trial, error) {
 		number := int(part.integer("trial"))
 		i, ok := slices.BinarySearchFunc(trials, number, func(t Trial, n int) int { return t.Number - n })
 		if !ok {
 			return nil, damagedf("%s belongs to a trial that is not there", part)
 		}
-		found[i] = found[i].plus(part.sum())
+		found[number] = found[number].plus(part.sum())
 		return &trials[i], nil
 	}
 	err := resultsTable.read(r.db, short, where, args, func(result row) error {
@@ -260,37 +260,38 @@ func (r *reading) fill(trials []Trial, columns probeColumns, where string, args 
 	if err != nil {
 		return err
 	}
-	return r.checkParts(trials, found)
+	if err := r.checkFinished(trials, found); err != nil {
+		return err
+	}
+	if slices.ContainsFunc(trials, func(t Trial) bool { return t.State != Done }) {
+		return r.checkOpen()
+	}
+	return nil
 }
 
-// checkParts checks that the trials' results and probes are complete.
-func (r *reading) checkParts(trials []Trial, found []holding) error {
-	running := false
-	for i, t := range trials {
+// checkFinished checks that the results and probes of finished trials are complete.
+func (r *reading) checkFinished(trials []Trial, found map[int]holding) error {
+	for _, t := range trials {
 		if t.State != Done {
-			running = true
 			continue
 		}
-		if err := checkRows(r.parts[r.indexOf(t.Number)], found[i], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
+		if err := checkRows(r.parts[r.indexOf(t.Number)], found[t.Number], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
 			return err
 		}
 	}
-	if !running {
-		return nil
-	}
-	var open holding
+	return nil
+}
+
+// checkOpen checks that the probes of unfinished trials are complete.
+func (r *reading) checkOpen() error {
+	var found holding
 	err := probesTable.read(r.db, short, "WHERE trial IN (SELECT number FROM trials WHERE state<>?)", []any{Done}, func(probe row) error {
-		open = open.plus(probe.sum())
+		found = found.plus(probe.sum())
 		return nil
 	})
 	if err != nil {
 		return err
 	}
-	return r.checkOpen(open)
-}
-
-// checkOpen checks that the probes of unfinished trials are complete.
-func (r *reading) checkOpen(found holding) error {
 	results, probes := r.holds[resultsTable.name], r.holds[probesTable.name]
 	stored := holding{results.Rows + probes.Rows, results.Sum + probes.Sum}
 	for i, t := range r.study.Trials {

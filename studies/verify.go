@@ -3,7 +3,6 @@ package studies
 import (
 	"database/sql"
 	"errors"
-	"fmt"
 	"os"
 
 	"github.com/mattn/go-sqlite3"
@@ -45,14 +44,7 @@ func (r *reading) verifyParts() error {
 			return err
 		}
 	}
-	for i, t := range r.study.Trials {
-		if t.State == Done {
-			if err := checkRows(r.parts[i], found[t.Number], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return r.checkFinished(r.study.Trials, found)
 }
 
 // explainSQLite turns SQLite's errors about a file of its own into words for a person. It returns any other error
