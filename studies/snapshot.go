@@ -56,6 +56,9 @@ func (n snapshot) of() snapshot {
 	return snapshot{n.epoch, n.base, -1}
 }
 
+// asBase returns the base with the same content.
+func (n snapshot) asBase() snapshot { return snapshot{n.epoch, n.commits, -1} }
+
 // compare orders snapshots with the newest last. A base and a delta with the same commits have the same content.
 func (n snapshot) compare(m snapshot) int {
 	return cmp.Or(cmp.Compare(n.epoch, m.epoch), cmp.Compare(n.commits, m.commits), cmp.Compare(n.base, m.base))
