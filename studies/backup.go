@@ -45,8 +45,8 @@ func newestBackup(dir, but string) (b epochBackup, found bool) {
 	return b, false
 }
 
-// readBackup checks a copy of a database, in which SQLite rolls back an incomplete transaction, and reads its key figures.
-// It returns sql.ErrNoRows when the database has no study.
+// readBackup checks a copy of a database, in which SQLite rolls back an incomplete transaction. It returns the key
+// figures, or sql.ErrNoRows when the database has no study.
 func readBackup(path string) (b epochBackup, err error) {
 	b.files = []string{path}
 	hot, err := isHot(path)

@@ -274,9 +274,8 @@ func slow(commit time.Duration) []string {
 		"check the disk, or the network to it", commit.Round(time.Millisecond), slowCommit)}
 }
 
-// checkWrite writes 16 KiB to the disk five times and returns the median time, so that a full or read-only disk is
-// found before GPU time is spent. It also checks that O_EXCL refuses an existing file, because ownership depends on
-// that.
+// checkWrite writes 16 KiB to the disk five times and returns the median time. It finds a full or read-only disk
+// before GPU time is spent. It also checks that O_EXCL refuses an existing file, because ownership depends on that.
 func checkWrite(dir string) (took time.Duration, err error) {
 	f, err := os.CreateTemp(dir, checkName)
 	if err != nil {
@@ -354,8 +353,8 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Lock makes a directory for one process at a time, such as the directory of a sweep's servers, and locks it. The lock is
-// held until it is closed or the process is gone. Lock returns ErrOwned when another process has it.
+// Lock makes a directory for one process at a time, such as the directory of a sweep's servers, and locks it. The
+// lock lasts until it is closed or the process is gone. If another process has the lock, Lock returns ErrOwned.
 func Lock(dir string) (lock io.Closer, err error) {
 	if _, err := prepare(dir); err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 
 // ReadEach reads a study that may be too long for the memory. It calls read with the study as ReadSummary returns it,
 // without whole trials, and with an iterator over all trials, whole and in order. The iterator is valid until read
-// returns. Without series, trials lack the same parts as those of ReadSummary.
+// returns. Without series, these trials lack what the trials of ReadSummary lack.
 //
 // ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned.
 // The returned study is the summary, and its Behind says whether a newer one was published.

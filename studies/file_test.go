@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Export writes one file, in the newest schema. ReadFile returns the same study as ReadSnapshot, and writes no file beside
-// the exported one.
+// Export writes one file, in the newest schema. ReadFile returns the same study as ReadSnapshot, and writes no file
+// beside the exported one.
 func TestReadFile(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	s := open(t, dir)

@@ -28,8 +28,8 @@ const minRebase = 1 << 20
 // for a moment.
 const maxFailedBases = 3
 
-// keepSnapshots is how many of the newest snapshots are kept, with their bases, so that a reader can still open the one
-// that it has chosen.
+// keepSnapshots is how many of the newest snapshots are kept, with their bases. A reader can then still open the
+// snapshot that it has chosen.
 const keepSnapshots = 3
 
 // publishSoon asks the publisher for a snapshot.
@@ -70,8 +70,8 @@ func (s *Store) publishWithin(wait time.Duration) error {
 	}
 }
 
-// A publisher makes all snapshots of a Store. It makes the first base itself. Later bases are made in the background
-// from the previous base and a delta, so that neither the study nor its readers wait for a long one.
+// A publisher makes all snapshots of a Store. It makes the first base itself. It makes later bases in the background
+// from the previous base and a delta. So neither the study nor its readers wait for a long base.
 type publisher struct {
 	store *Store
 	base  mark  // end of the base
@@ -226,7 +226,7 @@ func (p *publisher) adopt() (err error) {
 	return nil
 }
 
-// put writes a file of the study's directory under a temporary name, syncs it and renames it, so that a reader never
+// put writes a file of the study's directory under a temporary name, syncs the file and renames it. A reader never
 // finds half a file.
 func (s *Store) put(name string, write func(path string) error) error {
 	path := filepath.Join(s.dir, name)

@@ -25,11 +25,11 @@ import (
 // stored up to a second of commits that the snapshot lacks. A resumed study has them.
 func ReadSnapshot(dir string) (Study, error) { return readPublished(dir, load) }
 
-// ReadSummary is ReadSnapshot for a study that may be long. A trial has no Probes, and its Result lacks Tail, Notes,
-// Ended, the Facts except version, start-up and cache size, and the Capacity's Why, Probes, Pieces and Steps.
+// ReadSummary is ReadSnapshot for a study that may be long. A trial has no Probes. Its Result lacks Tail, Notes,
+// Ended, and the Capacity's Why, Probes, Pieces and Steps. The Facts have only version, start-up and cache size.
 //
-// whole is called with this summary and returns the numbers of trials to read with result and probes. Even those lack
-// Series, Sketches and Server, and their checks lack Each.
+// whole is called with this summary and returns the numbers of trials to read with result and probes. Even those
+// trials lack Series, Sketches and Server, and their checks lack Each.
 func ReadSummary(dir string, whole func(Study) []int) (Study, error) {
 	return readPublished(dir, func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }

@@ -166,7 +166,7 @@ func (s *Store) offer(name snapshot, study Study, acknowledged int64) string {
 		lostAfter(acknowledged-study.Commits))
 }
 
-// loadWhole is load after checkDatabase.
+// loadWhole checks a whole database, and loads its study.
 func loadWhole(db *sql.DB) (Study, error) {
 	if _, err := checkDatabase(db); err != nil {
 		return Study{}, err

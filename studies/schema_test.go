@@ -72,8 +72,8 @@ func eventTexts(t *testing.T, db *sql.DB) (texts []string) {
 	return texts
 }
 
-// A study of each older schema can be read, as a file and from a snapshot, and resumes in the newest schema with the same
-// values. The old database is kept.
+// A study of each older schema can be read as a file and from a snapshot. It resumes in the newest schema with the
+// same values, and the old database is kept.
 func TestOlderSchemas(t *testing.T) {
 	for version := 1; version < len(migrations); version++ {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {

@@ -142,7 +142,7 @@ func fileNames(entries []os.DirEntry) (names []string) {
 	return names
 }
 
-// check returns an error if the files of a snapshot are missing or are not files. SQLite's error would say less, and
+// check returns an error if a file of a snapshot is missing or is no regular file. SQLite's error would say less, and
 // opening a pipe would block.
 func (n snapshot) check(dir string) error {
 	for _, part := range []snapshot{n, n.of()} {
@@ -157,9 +157,9 @@ func (n snapshot) check(dir string) error {
 	return nil
 }
 
-// write writes a snapshot to a path, as one database in the newest schema, and syncs the file. It copies the delta first:
-// while it copies the base, the owner may publish three newer snapshots and remove this one. After an error the file is
-// useless.
+// write writes a snapshot to a path, as one database in the newest schema, and syncs the file. It copies the delta
+// first: while it copies the base, the owner may publish three newer snapshots and remove this one. After an error
+// the file is useless.
 func (n snapshot) write(ctx context.Context, dir, path string) (err error) {
 	delta := path + ".delta"
 	if !n.isBase() {

@@ -73,13 +73,12 @@ type Store struct {
 	gone  chan struct{} // the publisher has ended
 }
 
-// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process owns
-// it, the error wraps ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk can be
-// written and has space. An error that will
-// come back at the next try wraps ErrUnusable.
+// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process
+// owns it, the error wraps ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk
+// can be written and has space. An error that will come back at the next try wraps ErrUnusable.
 //
-// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter to
-// know.
+// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter
+// to know.
 //
 // Open changes no state: the first Begin or Record sets it to Running. A Running trial is one that a dead owner left.
 // It keeps its probes.
@@ -134,8 +133,8 @@ func CheckOpen(dir string, study New) (disk Disk, err error) {
 	return disk, err
 }
 
-// refuse returns an error when the snapshot has another study or another world. So a refused Open changes nothing. If
-// no snapshot can be read, open checks the same in the database.
+// refuse returns an error when the newest snapshot has another study or another world. A refused Open changes
+// nothing, because nothing is written before. If no snapshot can be read, open checks the same in the database.
 func refuse(dir string, is New, options Options) error {
 	measured := false
 	_, was, err := newest(dir, func(db *sql.DB) (study Study, err error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// A table describes a table whose rows have a checksum in the column sum. Readers use such tables alone.
+// A table describes a table whose rows have a checksum in the column sum. Readers read no other tables.
 type table struct {
 	name    string
 	columns []string       // the columns that the checksum covers, in its order; the key first
@@ -50,11 +50,8 @@ var (
 	sourcesTable = newTable("sources", "the source %v", 1, `name path world`)
 )
 
-// heldTables are the tables whose rows and sums are in the study's row.
-var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable, sourcesTable}
-
-// A row is a row of a table with its values as SQLite gives them: the table's columns, the checksum, and the long columns
-// where they were read.
+// A row is a row of a table, with its values as SQLite gives them: the table's columns, the checksum, and the long
+// columns if the reader asked for them.
 type row struct {
 	of     *table
 	values []any
@@ -237,7 +234,7 @@ func (t *table) list(long probeColumns) string {
 	return strings.Join(columns, ", ")
 }
 
-// read calls each for the rows that match a condition, after it has checked their checksums. A row is valid until each
+// read checks the checksum of each row that matches a condition, and calls each for it. A row is valid until each
 // returns.
 func (t *table) read(q querier, long probeColumns, where string, args []any, each func(row) error) error {
 	return scanRows(q, "SELECT "+t.list(long)+" FROM "+t.name+" "+where, args, func(values []any) error {

@@ -60,7 +60,7 @@ func explainSQLite(err error) error {
 	case sqlite3.ErrNotADB:
 		return damagedf("it is not a database")
 	case sqlite3.ErrError, sqlite3.ErrConstraint, sqlite3.ErrMismatch, sqlite3.ErrSchema:
-		return damagedf("its tables are not those of a study")
+		return damagedf("its tables are not a study's tables")
 	case sqlite3.ErrTooBig, sqlite3.ErrNomem:
 		return damagedf("a value in it has an impossible length")
 	}

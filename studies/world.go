@@ -14,8 +14,8 @@ const (
 	noted = "noted"
 )
 
-// writeWorld replaces the stored world by that of a new run. Found and noted facts stay when the new run does not know
-// them.
+// writeWorld replaces the stored world by the world of a new run. Found and noted facts stay when the new run does
+// not know them.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {

@@ -48,8 +48,8 @@ type Mount struct {
 	disk   *disk
 }
 
-// kind is the type of file system that the mount reports. Its locks are shared ones; with unknown locks, a takeover
-// would wait for the TTL.
+// kind is the type of file system that the mount reports. The fence counts its locks as shared. With an unknown type,
+// a takeover would wait for the TTL.
 const kind = "ceph-fuse"
 
 // New mounts the directory named from at the directory named at, until Close. fault is called for each call. New needs
@@ -235,8 +235,8 @@ func (d *disk) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOu
 		func() { d.ReleaseDir(&fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
-// open is call for a call that opens a file or directory. If the kernel gets an error for an opened file, it will not close the
-// file; open calls release instead.
+// open is call for a call that opens a file or directory. If the call succeeds and the kernel gets an error
+// nevertheless, the kernel will not close the file. Then open calls release.
 func (d *disk) open(op string, node uint64, name string, do func() fuse.Status, release func()) fuse.Status {
 	opened := false
 	status := d.call(op, node, name, func(bool) fuse.Status {

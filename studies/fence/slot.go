@@ -40,7 +40,7 @@ type Kind string
 
 // The kinds.
 const (
-	Claim     Kind = "claim"    // a takeover begins: the slot's number is that of the new epoch
+	Claim     Kind = "claim"    // a takeover begins: the new epoch has the slot's number
 	Opened    Kind = "open"     // the new epoch has the whole study
 	Commit    Kind = "commit"   // a commit is acknowledged
 	Heartbeat Kind = "beat"     // a heartbeat: the owner lives and has nothing to store
@@ -59,7 +59,7 @@ type Slot struct {
 // A Position is the end of a study's slots.
 type Position struct {
 	Top  int64 // number of the newest slot; 0 means that there is none
-	Slot Slot  // the newest readable slot: an owner may die before it has written the one it made
+	Slot Slot  // the newest readable slot: an owner may die between making its slot and writing it
 }
 
 func slotName(n int64) string { return path.Join(SlotDir, fmt.Sprintf("%012d", n)) }

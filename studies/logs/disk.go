@@ -42,8 +42,8 @@ type disk struct {
 
 func (d *disk) path() string { return filepath.Join(d.dir, folder) }
 
-// write puts lines on the disk, or counts them as left out, with the bytes that were dropped after them. The last write is
-// tried even during the pause after an error.
+// write puts lines on the disk, or counts them as left out, together with the bytes dropped after them. The last
+// write is tried even during the pause after an error.
 func (d *disk) write(lines []byte, dropped int64, last bool) {
 	n := 0
 	if last || d.cause == nil || !time.Now().Before(d.retry) {

@@ -140,8 +140,8 @@ func (w *Writer) run() {
 	w.disk.close()
 }
 
-// take returns the pending lines that are whole, or all pending bytes the last time, and the number of bytes that were
-// left out after them. The disk writes the lines when mu is free again.
+// take returns the pending lines that are whole, or all pending bytes the last time. dropped is the number of bytes
+// that were left out after them. The disk writes the lines when mu is free again.
 func (w *Writer) take(last bool) (batch []byte, dropped int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
