@@ -75,12 +75,9 @@ func (c Changes) net() (left Changes) {
 
 // difference lists the facts that differ, in the order of their keys.
 func difference(was, is map[string]string) (all Changes) {
-	either := maps.Clone(was)
-	if either == nil {
-		either = map[string]string{}
-	}
-	maps.Copy(either, is)
-	for _, key := range slices.Sorted(maps.Keys(either)) {
+	keys := slices.AppendSeq(slices.Collect(maps.Keys(was)), maps.Keys(is))
+	slices.Sort(keys)
+	for _, key := range slices.Compact(keys) {
 		if before, now := lookUp(was, key), lookUp(is, key); !sameValue(before, now) {
 			all = append(all, Change{Fact: key, Was: before, Is: now})
 		}

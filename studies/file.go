@@ -54,7 +54,7 @@ func readFile(path string) (study Study, err error) {
 			if err := copyFile(context.Background(), path, copied); err != nil {
 				return err
 			}
-			_, err := inFile(copied, scratch, migrated)
+			_, err := inFile(copied, scratch, func(db *sql.DB) (any, error) { return nil, migrate(db) })
 			return err
 		}, load)
 	})

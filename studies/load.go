@@ -27,10 +27,9 @@ type reading struct {
 // load reads the whole study.
 func load(db *sql.DB) (Study, error) {
 	r, err := readSummaries(db)
-	if err != nil {
-		return Study{}, err
+	if err == nil {
+		err = r.fill(r.study.Trials, long, "")
 	}
-	err = r.fill(r.study.Trials, long, "")
 	return r.study, err
 }
 
@@ -38,7 +37,7 @@ func load(db *sql.DB) (Study, error) {
 func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study, error) {
 	r, err := readSummaries(db)
 	if err != nil {
-		return Study{}, err
+		return r.study, err
 	}
 	numbers, err := r.withNearest(whole(r.study))
 	if err != nil || len(numbers) == 0 {
@@ -50,18 +49,14 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 			trials = append(trials, r.study.Trials[i])
 		}
 	}
-	marks := "(" + strings.Repeat("?,", len(numbers)-1) + "?)"
-	args := make([]any, len(numbers))
-	for i, n := range numbers {
-		args[i] = n
-	}
-	if err := r.fill(trials, columns, "WHERE trial IN "+marks, args...); err != nil {
-		return Study{}, err
+	list, err := encode(numbers)
+	if err == nil {
+		err = r.fill(trials, columns, "WHERE trial IN (SELECT value FROM json_each(?))", list)
 	}
 	for _, t := range trials {
 		r.study.Trials[r.indexOf(t.Number)] = t
 	}
-	return r.study, nil
+	return r.study, err
 }
 
 // loadSummary reads the columns of all trials.
@@ -98,30 +93,28 @@ func (r *reading) withNearest(numbers []int) ([]int, error) {
 // loadStudy returns the study without its trials, or sql.ErrNoRows when it was never begun.
 func loadStudy(db *sql.DB) (Study, error) {
 	r, err := readStudy(db)
-	if err != nil {
-		return Study{}, err
-	}
-	return r.study, nil
+	return r.study, err
 }
 
+// readStudy reads a study without its trials. After an error the reading has a part of it.
 func readStudy(db *sql.DB) (*reading, error) {
 	head, holds, err := readHead(db)
-	if err != nil {
-		return nil, err
-	}
 	r := &reading{db: db, holds: holds}
-	if r.schema, err = schemaVersion(db); err != nil {
-		return nil, err
+	if err == nil {
+		r.schema, err = schemaVersion(db)
+	}
+	if err != nil {
+		return r, err
 	}
 	r.study = Study{ID: head.text("id"), Name: head.text("name"), File: head.text("file"), State: State(head.text("state")),
 		Note: head.text("note"), Commits: head.integer("commits")}
 	r.study.Seed, err = strconv.ParseUint(head.text("seed"), 10, 64)
 	if errors.Join(err, parseTime(head.text("created"), &r.study.Created), parseTime(head.text("updated"), &r.study.Updated)) != nil {
-		return nil, unreadable(head)
+		return r, unreadable(head)
 	}
 	for _, load := range []func() error{r.loadWorld, r.loadEvents, r.loadPriors} {
 		if err := load(); err != nil {
-			return nil, err
+			return r, err
 		}
 	}
 	return r, nil
@@ -163,7 +156,7 @@ func (r *reading) loadEvents() error {
 func readSummaries(db *sql.DB) (*reading, error) {
 	r, err := readStudy(db)
 	if err != nil {
-		return nil, err
+		return r, err
 	}
 	err = r.all(trialsTable, func(one row) error {
 		t, err := summaryOf(one)

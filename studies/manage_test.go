@@ -2,7 +2,6 @@ package studies
 
 import (
 	"errors"
-	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -272,17 +271,9 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 	newest := filepath.Join(dir, all[0].file())
 	damageProbes(t, newest)
 	path := filepath.Join(t.TempDir(), "one.db")
-	each := func(study Study, trials iter.Seq2[Trial, error]) error {
-		for _, err := range trials {
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	for _, export := range []func() (Study, error){
 		func() (Study, error) { return Export(t.Context(), dir, path) },
-		func() (Study, error) { return ReadEach(dir, false, each) },
+		func() (Study, error) { return readThroughEach(dir) },
 	} {
 		study, err := export()
 		try(t, err)
@@ -300,7 +291,7 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 	const remedy = "`tuner run` publishes the study again if its database is whole"
 	_, err := Export(t.Context(), dir, path)
 	wantUnusable(t, err, "read "+newest, remedy)
-	_, err = ReadEach(dir, false, each)
+	_, err = readThroughEach(dir)
 	wantUnusable(t, err, "read "+newest, remedy)
 	_, err = ReadSnapshot(dir)
 	wantUnusable(t, err, "read "+newest, remedy)

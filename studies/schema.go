@@ -287,9 +287,6 @@ func schemaVersion(db *sql.DB) (version int, err error) {
 	return version, nil
 }
 
-// migrated is migrate for inFile.
-func migrated(db *sql.DB) (any, error) { return nil, migrate(db) }
-
 // migrate brings the database to the newest schema, with a transaction for each version.
 func migrate(db *sql.DB) error {
 	version, err := schemaVersion(db)

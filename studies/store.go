@@ -274,7 +274,7 @@ func (s *Store) resume(was Study, is New) error {
 			}
 			addChanges(tx, trialCount(tx), Drift, diff)
 		}
-		if now := noticed(was, is); len(now) > 0 {
+		if now := difference(knownTo(is.Noted, was.Noted), is.Noted); len(now) > 0 {
 			addChanges(tx, trialCount(tx), noted, now)
 		}
 		// These may differ without a change of the world: a larger budget, another timeout.

@@ -63,11 +63,6 @@ func (is New) final(was Study) Changes {
 	return difference(before, now)
 }
 
-// noticed lists the changes of noted facts.
-func noticed(was Study, is New) Changes {
-	return difference(knownTo(is.Noted, was.Noted), is.Noted)
-}
-
 // knownTo returns the facts whose keys are among the others.
 func knownTo(others, facts map[string]string) map[string]string {
 	both := maps.Clone(facts)
