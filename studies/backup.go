@@ -1,7 +1,6 @@
 package studies
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -34,8 +33,8 @@ func newestBackup(dir, but string) (b epochBackup, found bool) {
 	if err != nil {
 		return b, false
 	}
-	slices.SortFunc(epochs, func(a, b string) int { return cmp.Compare(b, a) }) // their names have the same length
-	for _, name := range epochs {
+	slices.Sort(epochs) // their names have the same length
+	for _, name := range slices.Backward(epochs) {
 		if path := filepath.Join(dir, name); path != but {
 			if b, err := readBackup(path); err == nil {
 				return b, true

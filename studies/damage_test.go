@@ -151,13 +151,10 @@ func TestMissingAndMovedRowsAreFound(t *testing.T) {
 			"a probe belongs to another trial":            `UPDATE probes SET trial=3, seq=5 WHERE trial=1 AND seq=1`,
 			"a prior is there twice":                      `INSERT INTO priors SELECT 10, source, trial, sum FROM priors WHERE id=1`,
 			"a fact of the world is lost":                 `DELETE FROM world WHERE key='model'`,
-			"a line of the ledger is lost, ledger.trial":  `DELETE FROM ledger WHERE id=2`,
+			"ledger.trial of a lost line":                 `DELETE FROM ledger WHERE id=2`,
 			"two trials have changed places":              `UPDATE trials SET number=9 WHERE number=0; UPDATE trials SET number=0 WHERE number=1; UPDATE trials SET number=1 WHERE number=9`,
 			"the sums of the tables are lost":             `UPDATE studies SET holds=''`,
 		} {
-			if strings.Contains(what, "ledger.") {
-				what = "ledger." + what
-			}
 			wantFound(t, db, what, change)
 		}
 	})

@@ -15,7 +15,7 @@ func TestReadFile(t *testing.T) {
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
 	path := filepath.Join(out, "llama70b.db")
-	try(t, exported(Export(context.Background(), dir, path)))
+	try(t, errorOf(Export(context.Background(), dir, path)))
 	want, err := ReadSnapshot(dir)
 	try(t, err)
 	got, err := ReadFile(path)
@@ -32,7 +32,7 @@ func TestReadFile(t *testing.T) {
 	if left := namesIn(t, out); len(left) != 1 {
 		t.Errorf("the directory has %v, want the exported file alone", left)
 	}
-	wantError(t, exported(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
+	wantError(t, errorOf(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
 	for _, pattern := range []string{"e*/study.db", "snap/*.db"} {
 		parts, err := filepath.Glob(filepath.Join(dir, pattern))
 		try(t, err)

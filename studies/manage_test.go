@@ -223,9 +223,6 @@ func TestListUnreadable(t *testing.T) {
 	}
 }
 
-// exported returns the error of an Export.
-func exported(_ Study, err error) error { return err }
-
 // damageProbes zeroes a page of a snapshot that has only probes. A reader of summaries does not notice it.
 func damageProbes(t *testing.T, path string) {
 	t.Helper()
@@ -295,7 +292,7 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 	wantUnusable(t, err, "read "+newest, remedy)
 	_, err = ReadSnapshot(dir)
 	wantUnusable(t, err, "read "+newest, remedy)
-	try(t, open(t, dir).Close(), exported(Export(t.Context(), dir, path)))
+	try(t, open(t, dir).Close(), errorOf(Export(t.Context(), dir, path)))
 }
 
 // If the exported file cannot be written, the error does not call the snapshot damaged.

@@ -79,22 +79,16 @@ func TestList(t *testing.T) {
 	wantError(t, err, "list the studies", "not a directory")
 }
 
-// examineError returns the error of ExamineDisk.
-func examineError(dir string) error {
-	_, err := ExamineDisk(dir)
-	return err
-}
-
 func TestExamineDisk(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "file")
-	try(t, os.WriteFile(file, nil, 0o644), examineError(filepath.Join(root, "studies", "llama70b")))
+	try(t, os.WriteFile(file, nil, 0o644), errorOf(ExamineDisk(filepath.Join(root, "studies", "llama70b"))))
 	entries, err := os.ReadDir(root)
 	try(t, err)
 	if len(entries) != 1 {
 		t.Errorf("after ExamineDisk the directory has %v, want file alone", entries)
 	}
-	wantUnusable(t, examineError(file), file+" is a file")
+	wantUnusable(t, errorOf(ExamineDisk(file)), file+" is a file")
 }
 
 func TestValidName(t *testing.T) {

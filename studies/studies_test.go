@@ -67,6 +67,9 @@ func wantUnusable(t *testing.T, err error, words ...string) {
 	}
 }
 
+// errorOf returns the error of a call alone.
+func errorOf[T any](_ T, err error) error { return err }
+
 func aTrial(number int) Trial {
 	return Trial{
 		Number: number, Origin: Sampled,

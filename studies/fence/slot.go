@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -81,11 +82,9 @@ func IsEpoch(name string) bool { _, ok := epochOf(name); return ok }
 
 // epochOf is the inverse of EpochDir.
 func epochOf(name string) (epoch int64, ok bool) {
-	if len(name) != 13 || name[0] != 'e' {
-		return 0, false
-	}
-	epoch, err := strconv.ParseInt(name[1:], 10, 64)
-	return epoch, err == nil && epoch > 0
+	digits, isEpoch := strings.CutPrefix(name, "e")
+	epoch, ok = slotOf(digits)
+	return epoch, isEpoch && ok && epoch > 0
 }
 
 // ReadPosition returns the end of the slots, by a listing that may be a minute old.
