@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -307,7 +308,11 @@ func TestFollowingOverSeveralFiles(t *testing.T) {
 	w := create(dir, 0, l)
 	_, err := io.WriteString(w, line(0))
 	try(t, err)
-	r := openSoon(t, dir, l)
+	r, err := open(dir, 0, l)
+	for ; errors.Is(err, fs.ErrNotExist); r, err = open(dir, 0, l) {
+		time.Sleep(10 * time.Millisecond) // the Writer's goroutine makes the file soon
+	}
+	try(t, err)
 	got, done, ended := new(output), make(chan struct{}), make(chan error, 1)
 	go func() { ended <- r.Follow(t.Context(), got, done) }()
 	const step, steps = 4000, 6 // 84 kB each
@@ -383,20 +388,6 @@ func TestFollowingEndsWithItsContext(t *testing.T) {
 		t.Errorf("Follow ends with %v, want the cause", err)
 	}
 	try(t, r.Close())
-}
-
-// openSoon opens a log as soon as it exists.
-func openSoon(t *testing.T, dir string, l limits) *Reader {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		r, err := open(dir, 0, l)
-		if err == nil {
-			return r
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("Open = %v after 10 s", err)
-		}
-	}
 }
 
 // An output keeps all that was written to it. A test can wait for a text in it.
