@@ -70,7 +70,8 @@ func readBackup(path string) (b epochBackup, err error) {
 			return b, err
 		}
 		var updated string
-		if err := db.QueryRow(`SELECT name, updated, (SELECT count(*) FROM trials) FROM studies`).Scan(&b.name, &updated, &b.trials); err != nil {
+		figures := db.QueryRow(`SELECT name, updated, (SELECT count(*) FROM trials) FROM studies`)
+		if err := figures.Scan(&b.name, &updated, &b.trials); err != nil {
 			return b, err
 		}
 		return b, parseTime(updated, &b.updated)

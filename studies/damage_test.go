@@ -55,7 +55,8 @@ func TestEachChangedValueIsFound(t *testing.T) {
 	path := database(t, variedStudy(t))
 	inDatabase(t, path, scratch, func(db *sql.DB) {
 		n := 0
-		for _, of := range []*table{studiesTable, worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable, sourcesTable} {
+		for _, of := range []*table{studiesTable, worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable,
+			eventsTable, changesTable, sourcesTable} {
 			columns := strings.Split("rowid, "+of.list(long), ", ")
 			var all [][]any
 			try(t, scanRows(db, "SELECT "+strings.Join(columns, ", ")+" FROM "+of.name, nil, func(values []any) error {

@@ -112,9 +112,13 @@ func deltaSince(db *sql.DB, base mark) (content []byte, err error) {
 		_, detached := conn.ExecContext(ctx, `DETACH delta`)
 		err = errors.Join(err, detached)
 	}()
-	ends := []any{sql.Named("commits", base.commits), sql.Named("probes", base.probes), sql.Named("events", base.events), sql.Named("ledger", base.ledger)}
+	ends := []any{
+		sql.Named("commits", base.commits), sql.Named("probes", base.probes),
+		sql.Named("events", base.events), sql.Named("ledger", base.ledger),
+	}
 	for _, t := range deltaTables {
-		if _, err := conn.ExecContext(ctx, "CREATE TABLE delta."+t.name+" AS SELECT * FROM main."+t.name+" "+t.rows, ends...); err != nil {
+		query := "CREATE TABLE delta." + t.name + " AS SELECT * FROM main." + t.name + " " + t.rows
+		if _, err := conn.ExecContext(ctx, query, ends...); err != nil {
 			return nil, fmt.Errorf("copy rows of %s: %w", t.name, err)
 		}
 	}

@@ -82,8 +82,6 @@ type failure struct {
 
 func anyCall(faultfs.Call) bool { return true }
 
-func changes(c faultfs.Call) bool { return c.Changes() }
-
 // mayBeFull selects the calls at which a disk may be full. Some disks report it only at a sync.
 func mayBeFull(c faultfs.Call) bool {
 	return c.Changes() && c.Op != "unlink" && c.Op != "rmdir" || syncs(c)
@@ -113,13 +111,13 @@ var failures = []failure{
 	{name: "done, and an error", at: changesOrSyncs, fault: faultfs.Fault{Errno: syscall.EIO}},
 	{name: "slow", at: changesOrSyncs, slow: true, fault: faultfs.Fault{Before: func() { time.Sleep(slowCall) }}},
 	{name: "killed before", at: changesOrSyncs, dies: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "killed after", at: changes, dies: true},
+	{name: "killed after", at: faultfs.Call.Changes, dies: true},
 	{name: "power cut", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true, Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 	{name: "power cut, names stay", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 	{name: "power cut, contents stay", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 	{name: "full from then on", at: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
 	{name: "over quota from then on", at: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
-	{name: "read-only from then on", at: changes, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EROFS}},
+	{name: "read-only from then on", at: faultfs.Call.Changes, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EROFS}},
 	{name: "dead from then on", at: changesOrSyncs, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 }
 

@@ -20,7 +20,8 @@ func IsFile(path string) (bool, error) {
 			return false, explainSQLite(err)
 		}
 		var tables int
-		err = db.QueryRow(`SELECT count(*) FROM sqlite_schema WHERE type='table' AND name IN ('studies', 'trials', 'probes', 'events')`).Scan(&tables)
+		err = db.QueryRow(`SELECT count(*) FROM sqlite_schema
+			WHERE type='table' AND name IN ('studies', 'trials', 'probes', 'events')`).Scan(&tables)
 		return tables == 4, explainSQLite(err)
 	})
 }

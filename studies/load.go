@@ -268,7 +268,8 @@ func (r *reading) checkFinished(trials []Trial, found map[int]holding) error {
 		if t.State != Done {
 			continue
 		}
-		if err := checkRows(r.parts[r.indexOf(t.Number)], found[t.Number], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
+		what := fmt.Sprintf("trial %d, with its result and probes,", t.Number)
+		if err := checkRows(r.parts[r.indexOf(t.Number)], found[t.Number], what); err != nil {
 			return err
 		}
 	}

@@ -37,7 +37,8 @@ func TestAddPriors(t *testing.T) {
 		try(t, store.AddPriors(sources))
 	}
 	// If one trial cannot be stored, no trial of that import is stored.
-	wantError(t, store.AddPriors([]Source{{"b", 0, []Trial{of("10", 10)}}, {"d", 0, []Trial{of("11", math.Inf(1))}}}), "add the trials of d: trial 0: ")
+	infinite := []Source{{"b", 0, []Trial{of("10", 10)}}, {"d", 0, []Trial{of("11", math.Inf(1))}}}
+	wantError(t, store.AddPriors(infinite), "add the trials of d: trial 0: ")
 	study, err := ReadSnapshot(dir)
 	try(t, err)
 	var got []string

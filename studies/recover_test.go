@@ -322,7 +322,10 @@ func TestDatabaseOfAnotherProgram(t *testing.T) {
 
 // A snapshot without a study is damaged.
 func TestSnapshotWithoutAStudy(t *testing.T) {
-	for name, change := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0", "no row": "DELETE FROM studies"} {
+	for name, change := range map[string]string{
+		"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0",
+		"no row":    "DELETE FROM studies",
+	} {
 		t.Run(name, func(t *testing.T) {
 			dir, all := inOneBase(t)
 			for _, n := range all[1:] {

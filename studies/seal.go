@@ -100,7 +100,8 @@ func (t *transaction) change(was row, pairs ...any) row {
 		next.values[in.index[name]] = is[i]
 	}
 	next.values[in.index["sum"]] = next.checksum()
-	t.exec("UPDATE "+in.name+" SET "+strings.Join(columns, "=?, ")+"=?, sum=?"+in.byKey(), slices.Concat(is, []any{next.sum()}, was.key())...)
+	t.exec("UPDATE "+in.name+" SET "+strings.Join(columns, "=?, ")+"=?, sum=?"+in.byKey(),
+		slices.Concat(is, []any{next.sum()}, was.key())...)
 	t.hold(in, t.holds[in.name].minus(was.sum()).plus(next.sum()))
 	return next
 }

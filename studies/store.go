@@ -84,16 +84,13 @@ type Store struct {
 // It keeps its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
 	defer func() { err = markUnusable(err) }()
-	if err := ValidName(study.Name); err != nil {
+	if dir, err = absolute(dir, study, options); err != nil {
 		return nil, false, err
 	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return nil, false, err
+	s := &Store{
+		dir: dir, options: options,
+		dirty: make(chan struct{}, 1), asked: make(chan chan error), stop: make(chan struct{}), gone: make(chan struct{}),
 	}
-	if err := refuse(dir, study, options); err != nil {
-		return nil, false, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
-	}
-	s := &Store{dir: dir, options: options, dirty: make(chan struct{}, 1), asked: make(chan chan error), stop: make(chan struct{}), gone: make(chan struct{})}
 	if err := s.take(ctx); err != nil {
 		return nil, false, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
 	}
@@ -117,20 +114,30 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 // CheckOpen returns the study's disk, and the error of Open as far as it shows without owning the study.
 func CheckOpen(dir string, study New) (disk Disk, err error) {
 	defer func() { err = markUnusable(err) }()
-	if err := ValidName(study.Name); err != nil {
+	if dir, err = absolute(dir, study, Options{}); err != nil {
 		return Disk{}, err
-	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return Disk{}, err
-	}
-	if err := refuse(dir, study, Options{}); err != nil {
-		return Disk{}, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
 	}
 	disk, err = ExamineDisk(dir)
 	if _, gone := os.Stat(dir); err == nil && gone == nil {
 		err = checkOwn(dir)
 	}
 	return disk, err
+}
+
+// absolute returns the absolute path of a study's directory, and an error if the study's name or its newest snapshot
+// keeps Open from it.
+func absolute(dir string, study New, options Options) (string, error) {
+	if err := ValidName(study.Name); err != nil {
+		return "", err
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	if err := refuse(dir, study, options); err != nil {
+		return "", fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
+	}
+	return dir, nil
 }
 
 // refuse returns an error when the newest snapshot has another study or another world. A refused Open changes

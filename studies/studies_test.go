@@ -346,7 +346,8 @@ func TestSchemaIsDescribed(t *testing.T) {
 	try(t, err)
 	s := open(t, t.TempDir())
 	n := 0
-	try(t, scanRows(s.db, `SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type='table'`, nil, func(values []any) error {
+	const query = `SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type='table'`
+	try(t, scanRows(s.db, query, nil, func(values []any) error {
 		table, column := values[0].(string), values[1].(string)
 		_, section, _ := strings.Cut(string(page), "\n## "+table)
 		section, _, _ = strings.Cut(section, "\n## ")

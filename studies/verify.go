@@ -1,6 +1,7 @@
 package studies
 
 import (
+	"cmp"
 	"database/sql"
 	"errors"
 	"os"
@@ -77,8 +78,5 @@ func explainFile(path string, err error) error {
 	if opened != nil {
 		return opened
 	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return damagedf("it is not a study's database")
+	return cmp.Or(f.Close(), damagedf("it is not a study's database"))
 }
