@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // A Change is one fact of the world that differs from what it was. The zero Change is none.
@@ -94,6 +95,13 @@ func lookUp(facts map[string]string, key string) *string {
 
 func sameValue(a, b *string) bool {
 	return a == b || a != nil && b != nil && *a == *b
+}
+
+// addChanges stores changes of the world as an event before a trial.
+func addChanges(tx *transaction, trial int64, kind string, all Changes) {
+	event := tx.nextID(eventsTable)
+	tx.insert(eventsTable, []any{event, formatTime(time.Now()), kind, "", trial})
+	insertChanges(tx, event, all)
 }
 
 // insertChanges stores the changes of an event.

@@ -159,23 +159,6 @@ func refuse(dir string, is New, options Options) error {
 	return is.fits(was, measured, options)
 }
 
-// fits returns an error when the stored study cannot go on with these settings. A study without measurements fits any
-// world, but its imported trials were judged by its SLO.
-func (is New) fits(was Study, measured bool, options Options) error {
-	if was.Name != is.Name {
-		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
-	}
-	judged := measured || len(was.Prior) > 0
-	diff := drift(was, is)
-	switch {
-	case judged && len(is.final(was)) > 0:
-		return finalError(is.final(was), is.Name)
-	case measured && len(diff) > 0 && !options.AcceptDrift:
-		return worldError(diff)
-	}
-	return nil
-}
-
 // hasMeasured reports whether a study has a probe, or a trial with a result.
 func hasMeasured(db *sql.DB) (measured bool, err error) {
 	err = db.QueryRow(`SELECT EXISTS(SELECT 1 FROM probes) OR EXISTS(SELECT 1 FROM trials WHERE state=?)`, Done).Scan(&measured)
@@ -296,13 +279,6 @@ func (s *Store) resume(was Study, is New) error {
 // addEvent stores an event that came after all trials so far.
 func addEvent(tx *transaction, kind, text string) {
 	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trialCount(tx)})
-}
-
-// addChanges stores changes of the world as an event before a trial.
-func addChanges(tx *transaction, trial int64, kind string, all Changes) {
-	event := tx.nextID(eventsTable)
-	tx.insert(eventsTable, []any{event, formatTime(time.Now()), kind, "", trial})
-	insertChanges(tx, event, all)
 }
 
 func trialCount(tx *transaction) int64 { return tx.holds[trialsTable.name].Rows }

@@ -45,6 +45,23 @@ func (r *reading) loadWorld() error {
 	})
 }
 
+// fits returns an error when the stored study cannot go on with these settings. A study without measurements fits any
+// world, but its imported trials were judged by its SLO.
+func (is New) fits(was Study, measured bool, options Options) error {
+	if was.Name != is.Name {
+		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
+	}
+	judged := measured || len(was.Prior) > 0
+	diff := drift(was, is)
+	switch {
+	case judged && len(is.final(was)) > 0:
+		return finalError(is.final(was), is.Name)
+	case measured && len(diff) > 0 && !options.AcceptDrift:
+		return worldError(diff)
+	}
+	return nil
+}
+
 // drift lists the changes of facts that must not change after a study has begun.
 func drift(was Study, is New) Changes {
 	all := append(difference(was.World, is.World), difference(knownTo(is.Found, was.Found), knownTo(was.Found, is.Found))...)
