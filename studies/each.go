@@ -15,10 +15,6 @@ import (
 // ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned.
 // The returned study is the summary, and its Behind says whether a newer one was published.
 func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[Trial, error]) error) (Study, error) {
-	columns := short
-	if series {
-		columns = long
-	}
 	var begun bool
 	var stopped error
 	study, err := readPublished(dir, func(db *sql.DB) (Study, error) {
@@ -33,7 +29,7 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 			return Study{}, err
 		}
 		begun = true
-		stopped = read(r.study, r.each(columns))
+		stopped = read(r.study, r.each(probeColumns(series)))
 		return r.study, nil
 	})
 	return study, cmp.Or(stopped, err)
