@@ -70,12 +70,6 @@ func forgive(trials []Trial) {
 	}
 }
 
-// as returns a trial with the outcome and cause of its summary, which depend on the trials before it.
-func (t Trial) as(summary Trial) Trial {
-	t.Result.Outcome, t.Result.Cause = summary.Result.Outcome, summary.Result.Cause
-	return t
-}
-
 // figures match the numbers in which equal messages differ: process IDs, addresses, times, ports.
 var figures = regexp.MustCompile(`0x[0-9a-fA-F]+|[0-9]+`)
 

@@ -1,7 +1,6 @@
 package studies
 
 import (
-	"cmp"
 	"context"
 	"database/sql"
 	"errors"
@@ -13,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/studies/fence"
 	"vllmtuner/tuner/space"
@@ -21,8 +19,7 @@ import (
 
 // An epochBackup is a whole database of an older epoch.
 type epochBackup struct {
-	path    string
-	hot     bool // its journal has a transaction to roll back
+	files   []string // the database, and its journal if that has a transaction to roll back
 	name    string
 	commits int64
 	trials  int
@@ -36,8 +33,8 @@ func newestBackup(dir, but string) (b epochBackup, found bool) {
 	if err != nil {
 		return b, false
 	}
-	slices.SortFunc(epochs, func(a, b string) int { return cmp.Compare(b, a) }) // their names have the same length
-	for _, name := range epochs {
+	slices.Sort(epochs) // their names have the same length
+	for _, name := range slices.Backward(epochs) {
 		if path := filepath.Join(dir, name); path != but {
 			if b, err := readBackup(path); err == nil {
 				return b, true
@@ -47,21 +44,15 @@ func newestBackup(dir, but string) (b epochBackup, found bool) {
 	return b, false
 }
 
-// readBackup reads and checks a database. If its journal has a transaction, it rolls that back in a copy.
+// readBackup checks a copy of a database, in which SQLite rolls back an incomplete transaction. It returns the key
+// figures, or sql.ErrNoRows when the database has no study.
 func readBackup(path string) (b epochBackup, err error) {
-	b.path = path
-	if b.hot, err = isHot(path); err != nil {
-		return b, err
+	b.files = []string{path}
+	hot, err := isHot(path)
+	if hot {
+		b.files = append(b.files, path+"-journal")
 	}
-	if !b.hot {
-		info, err := os.Stat(path)
-		if err == nil && !info.Mode().IsRegular() {
-			err = foreign.ErrNoFile
-		}
-		if err != nil {
-			return b, err
-		}
-		err = b.read(path, published)
+	if err != nil {
 		return b, err
 	}
 	temp, err := os.MkdirTemp("", "tuner-backup-")
@@ -69,46 +60,35 @@ func readBackup(path string) (b epochBackup, err error) {
 		return b, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
-	for _, name := range []string{fence.Journal, fence.Database} {
-		if err := copyFile(context.Background(), filepath.Join(filepath.Dir(path), name), filepath.Join(temp, name)); err != nil {
+	for _, file := range b.files {
+		if err := copyFile(context.Background(), file, filepath.Join(temp, filepath.Base(file))); err != nil {
 			return b, err
 		}
 	}
-	err = b.read(filepath.Join(temp, fence.Database), settings)
-	return b, err
-}
-
-// read checks a database and reads its key figures. It returns sql.ErrNoRows when the database has no study.
-func (b *epochBackup) read(path, query string) (err error) {
-	db, err := openFile(path, query)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	if b.commits, err = checkDatabase(db); err != nil {
-		return err
-	}
-	return b.scan(db)
-}
-
-func (b *epochBackup) scan(db *sql.DB) error {
-	var updated string
-	if err := db.QueryRow(`SELECT name, updated, (SELECT count(*) FROM trials) FROM studies`).Scan(&b.name, &updated, &b.trials); err != nil {
-		return err
-	}
-	return parseTime(updated, &b.updated)
+	return inFile(filepath.Join(temp, fence.Database), settings, func(db *sql.DB) (epochBackup, error) {
+		if b.commits, err = checkDatabase(db); err != nil {
+			return b, err
+		}
+		var updated string
+		figures := db.QueryRow(`SELECT name, updated, (SELECT count(*) FROM trials) FROM studies`)
+		if err := figures.Scan(&b.name, &updated, &b.trials); err != nil {
+			return b, err
+		}
+		return b, parseTime(updated, &b.updated)
+	})
 }
 
 // offer says how to go on from the backup: in another directory, because the slots of this one belong to newer epochs.
 // There it is a study of the first schema, with its database in the study's directory itself.
 func (b *epochBackup) offer(acknowledged int64) string {
-	files := space.ShellWord(b.path)
-	if b.hot {
-		files += " " + space.ShellWord(b.path+strings.TrimPrefix(fence.Journal, fence.Database))
+	var files []string
+	for _, file := range b.files {
+		files = append(files, space.ShellWord(file))
 	}
 	return fmt.Sprintf("\n%s is whole, a copy of the study as it was at %s, with %s and %s; %s.\n"+
 		"To go on from there, in another root directory: mkdir -p OTHER/%s && cp %s OTHER/%s/ && tuner run FILE --root OTHER",
-		b.path, b.updated.Local().Format(time.DateTime), render.Count(b.trials, "trial"), render.Count(int(b.commits), "commit"), lostAfter(acknowledged-b.commits), b.name, files, b.name)
+		b.files[0], b.updated.Local().Format(time.DateTime), render.Count(b.trials, "trial"), render.Count(int(b.commits), "commit"),
+		lostAfter(acknowledged-b.commits), b.name, strings.Join(files, " "), b.name)
 }
 
 // lostAfter returns a phrase about the commits that a backup or snapshot lacks.

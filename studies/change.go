@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // A Change is one fact of the world that differs from what it was. The zero Change is none.
@@ -75,12 +76,9 @@ func (c Changes) net() (left Changes) {
 
 // difference lists the facts that differ, in the order of their keys.
 func difference(was, is map[string]string) (all Changes) {
-	either := maps.Clone(was)
-	if either == nil {
-		either = map[string]string{}
-	}
-	maps.Copy(either, is)
-	for _, key := range slices.Sorted(maps.Keys(either)) {
+	keys := slices.AppendSeq(slices.Collect(maps.Keys(was)), maps.Keys(is))
+	slices.Sort(keys)
+	for _, key := range slices.Compact(keys) {
 		if before, now := lookUp(was, key), lookUp(is, key); !sameValue(before, now) {
 			all = append(all, Change{Fact: key, Was: before, Is: now})
 		}
@@ -99,6 +97,13 @@ func sameValue(a, b *string) bool {
 	return a == b || a != nil && b != nil && *a == *b
 }
 
+// addChanges stores changes of the world as an event before a trial.
+func addChanges(tx *transaction, trial int64, kind string, all Changes) {
+	event := tx.nextID(eventsTable)
+	tx.insert(eventsTable, []any{event, formatTime(time.Now()), kind, "", trial})
+	insertChanges(tx, event, all)
+}
+
 // insertChanges stores the changes of an event.
 func insertChanges(tx *transaction, event int64, all Changes) {
 	for i, c := range all {
@@ -112,18 +117,18 @@ func (r *reading) loadChanges() (of map[int64]Changes, err error) {
 		return nil, nil
 	}
 	of = map[int64]Changes{}
-	err = r.all(changesTable, func(row cells) error {
-		c := Change{Fact: row.text(2)}
-		if row[3] != nil {
-			c.Was = new(row.text(3))
+	err = r.all(changesTable, func(one row) error {
+		c := Change{Fact: one.text("fact")}
+		if one.value("was") != nil {
+			c.Was = new(one.text("was"))
 		}
-		if row[4] != nil {
-			c.Is = new(row.text(4))
+		if one.value("now") != nil {
+			c.Is = new(one.text("now"))
 		}
-		if row[5] != nil {
-			c.WasIn = new(int(row.integer(5)))
+		if one.value("was_in_trial") != nil {
+			c.WasIn = new(int(one.integer("was_in_trial")))
 		}
-		event := row.integer(0)
+		event := one.integer("event")
 		of[event] = append(of[event], c)
 		return nil
 	})
@@ -133,8 +138,8 @@ func (r *reading) loadChanges() (of map[int64]Changes, err error) {
 // splitChanges turns the sentences of events before schema 5 into values. No other code reads those sentences.
 func (t *transaction) splitChanges() error {
 	for _, event := range t.rows(eventsTable, "WHERE kind IN (?, ?) ORDER BY id", Drift, noted) {
-		insertChanges(t, event.integer(0), parseChanges(event.text(eventsTable.column("text"))))
-		t.change(eventsTable, event, "text", "")
+		insertChanges(t, event.integer("id"), parseChanges(event.text("text")))
+		t.change(event, "text", "")
 	}
 	return t.err
 }

@@ -22,8 +22,7 @@ import (
 func variedStudy(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	s, _, err := Open(t.Context(), dir, llama, Options{})
-	try(t, err)
+	s := open(t, dir)
 	elsewhere := aTrial(0)
 	elsewhere.Probes, elsewhere.Result = append(elsewhere.Probes, aProbe(0, 3)), aResult(3)
 	try(t, s.AddPriors([]Source{{Path: "results", Trials: []Trial{elsewhere, elsewhere}}}))
@@ -56,22 +55,14 @@ func TestEachChangedValueIsFound(t *testing.T) {
 	path := database(t, variedStudy(t))
 	inDatabase(t, path, scratch, func(db *sql.DB) {
 		n := 0
-		for _, of := range append([]*table{studiesTable}, heldTables...) {
-			rows, err := db.Query("SELECT rowid, " + strings.Join(of.columns, ", ") + ", sum" + of.more() + " FROM " + of.name)
-			try(t, err)
-			columns, err := rows.Columns()
-			try(t, err)
-			var all []cells
-			for rows.Next() {
-				row := make(cells, len(of.columns)+2+strings.Count(of.more(), ","))
-				into := make([]any, len(row))
-				for i := range row {
-					into[i] = &row[i]
-				}
-				try(t, rows.Scan(into...))
-				all = append(all, row)
-			}
-			try(t, rows.Err(), rows.Close())
+		for _, of := range []*table{studiesTable, worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable,
+			eventsTable, changesTable, sourcesTable} {
+			columns := strings.Split("rowid, "+of.list(long), ", ")
+			var all [][]any
+			try(t, scanRows(db, "SELECT "+strings.Join(columns, ", ")+" FROM "+of.name, nil, func(values []any) error {
+				all = append(all, slices.Clone(values))
+				return nil
+			}))
 			if len(all) == 0 {
 				t.Errorf("table %s has no rows", of.name)
 			}
@@ -161,13 +152,10 @@ func TestMissingAndMovedRowsAreFound(t *testing.T) {
 			"a probe belongs to another trial":            `UPDATE probes SET trial=3, seq=5 WHERE trial=1 AND seq=1`,
 			"a prior is there twice":                      `INSERT INTO priors SELECT 10, source, trial, sum FROM priors WHERE id=1`,
 			"a fact of the world is lost":                 `DELETE FROM world WHERE key='model'`,
-			"a line of the ledger is lost, ledger.trial":  `DELETE FROM ledger WHERE id=2`,
+			"ledger.trial of a lost line":                 `DELETE FROM ledger WHERE id=2`,
 			"two trials have changed places":              `UPDATE trials SET number=9 WHERE number=0; UPDATE trials SET number=0 WHERE number=1; UPDATE trials SET number=1 WHERE number=9`,
 			"the sums of the tables are lost":             `UPDATE studies SET holds=''`,
 		} {
-			if strings.Contains(what, "ledger.") {
-				what = "ledger." + what
-			}
 			wantFound(t, db, what, change)
 		}
 	})

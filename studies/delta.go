@@ -20,55 +20,81 @@ func markOf(db *sql.DB, commits int64) (mark, error) {
 	return m, err
 }
 
-// deltaTables has the queries that copy the rows after a mark into a database in memory. They copy short tables whole.
-var deltaTables = []struct {
-	query string
-	after func(mark) []any
-}{
-	{`CREATE TABLE delta.studies AS SELECT * FROM main.studies`, func(mark) []any { return nil }},
-	{`CREATE TABLE delta.world AS SELECT * FROM main.world`, func(mark) []any { return nil }},
-	{`CREATE TABLE delta.trials AS SELECT * FROM main.trials WHERE changed > ?`, func(m mark) []any { return []any{m.commits} }},
-	{`CREATE TABLE delta.results AS SELECT * FROM main.results WHERE trial IN (SELECT number FROM delta.trials)`, func(mark) []any { return nil }},
-	{`CREATE TABLE delta.probes AS SELECT * FROM main.probes WHERE rowid > ?`, func(m mark) []any { return []any{m.probes} }},
-	{`CREATE TABLE delta.events AS SELECT * FROM main.events WHERE id > ?`, func(m mark) []any { return []any{m.events} }},
-	{`CREATE TABLE delta.changes AS SELECT * FROM main.changes WHERE event > ?`, func(m mark) []any { return []any{m.events} }},
-	{`CREATE TABLE delta.ledger AS SELECT * FROM main.ledger WHERE id > ?`, func(m mark) []any { return []any{m.ledger} }},
+// deltaTables are the tables of a delta, with the condition of the rows that it has. A delta has short tables whole.
+var deltaTables = []struct{ name, rows string }{
+	{"studies", ""},
+	{"world", ""},
+	{"trials", "WHERE changed > :commits"},
+	{"results", "WHERE trial IN (SELECT number FROM delta.trials)"},
+	{"probes", "WHERE rowid > :probes"},
+	{"events", "WHERE id > :events"},
+	{"changes", "WHERE event > :events"}, // since schema 5
+	{"ledger", "WHERE id > :ledger"},
 }
 
-// joined makes views that show a base and its delta as one database. SQLite looks for a name without a schema among
-// temporary names first.
-const joined = `
-CREATE TEMP VIEW studies AS SELECT * FROM delta.studies;
-CREATE TEMP VIEW world AS SELECT * FROM delta.world;
-CREATE TEMP VIEW trials AS SELECT * FROM main.trials WHERE number NOT IN (SELECT number FROM delta.trials) UNION ALL SELECT * FROM delta.trials;
-CREATE TEMP VIEW results AS SELECT * FROM main.results UNION ALL SELECT * FROM delta.results;
-CREATE TEMP VIEW probes AS SELECT * FROM main.probes UNION ALL SELECT * FROM delta.probes;
-CREATE TEMP VIEW events AS SELECT * FROM main.events UNION ALL SELECT * FROM delta.events;
-CREATE TEMP VIEW ledger AS SELECT * FROM main.ledger UNION ALL SELECT * FROM delta.ledger;
-`
+// join attaches a delta to the database of its base, and makes views that show both as one database. SQLite looks for a
+// name without a schema among temporary names first.
+func join(db *sql.DB, delta string, version int) error {
+	views := ""
+	for _, t := range deltaTables {
+		base := "SELECT * FROM main." + t.name + " UNION ALL "
+		switch {
+		case t.name == "changes" && version < hasChanges:
+			continue
+		case t.rows == "":
+			base = ""
+		case t.name == "trials":
+			base = "SELECT * FROM main.trials WHERE number NOT IN (SELECT number FROM delta.trials) UNION ALL "
+		}
+		views += "CREATE TEMP VIEW " + t.name + " AS " + base + "SELECT * FROM delta." + t.name + ";"
+	}
+	if err := attach(db, delta); err != nil {
+		return err
+	}
+	_, err := db.Exec(views + "PRAGMA query_only=1")
+	return err
+}
 
-// joinedChanges adds the table of schema 5 to joined.
-const joinedChanges = `
-CREATE TEMP VIEW changes AS SELECT * FROM main.changes UNION ALL SELECT * FROM delta.changes;
-`
+// merge adds a delta to a copy of its base. After an error the copy is useless.
+func merge(db *sql.DB, delta string) error {
+	version, err := schemaVersion(db)
+	if err != nil {
+		return err
+	}
+	statements := ""
+	for _, t := range deltaTables {
+		insert := "INSERT"
+		switch {
+		case t.name == "changes" && version < hasChanges:
+			continue
+		case t.rows == "":
+			statements += "DELETE FROM main." + t.name + ";"
+		case t.name == "trials":
+			insert = "INSERT OR REPLACE"
+		}
+		statements += insert + " INTO main." + t.name + " SELECT * FROM delta." + t.name + ";"
+	}
+	if err := attach(db, delta); err != nil {
+		return err
+	}
+	if err := transact(db, func(tx *transaction) error { tx.exec(statements); return nil }); err != nil {
+		return fmt.Errorf("merge the delta into its base: %w", err)
+	}
+	_, err = db.Exec(`DETACH delta`)
+	return err
+}
 
-// merged adds a delta to its base.
-const merged = `
-DELETE FROM main.studies;
-INSERT INTO main.studies SELECT * FROM delta.studies;
-DELETE FROM main.world;
-INSERT INTO main.world SELECT * FROM delta.world;
-INSERT OR REPLACE INTO main.trials SELECT * FROM delta.trials;
-INSERT INTO main.results SELECT * FROM delta.results;
-INSERT INTO main.probes SELECT * FROM delta.probes;
-INSERT INTO main.events SELECT * FROM delta.events;
-INSERT INTO main.ledger SELECT * FROM delta.ledger;
-`
-
-// mergedChanges adds the table of schema 5 to merged.
-const mergedChanges = `
-INSERT INTO main.changes SELECT * FROM delta.changes;
-`
+// attach attaches a delta to the database of its base.
+func attach(db *sql.DB, delta string) error {
+	name, err := uri(delta, published)
+	if err == nil {
+		_, err = db.Exec(`ATTACH ? AS delta`, name)
+	}
+	if err != nil {
+		return fmt.Errorf("attach the delta to its base: %w", err)
+	}
+	return nil
+}
 
 // deltaSince returns, as an SQLite file, the rows of a live database after a base's mark. It writes nothing to the
 // disk.
@@ -86,9 +112,14 @@ func deltaSince(db *sql.DB, base mark) (content []byte, err error) {
 		_, detached := conn.ExecContext(ctx, `DETACH delta`)
 		err = errors.Join(err, detached)
 	}()
-	for _, table := range deltaTables {
-		if _, err := conn.ExecContext(ctx, table.query, table.after(base)...); err != nil {
-			return nil, fmt.Errorf("%s: %w", table.query, err)
+	ends := []any{
+		sql.Named("commits", base.commits), sql.Named("probes", base.probes),
+		sql.Named("events", base.events), sql.Named("ledger", base.ledger),
+	}
+	for _, t := range deltaTables {
+		query := "CREATE TABLE delta." + t.name + " AS SELECT * FROM main." + t.name + " " + t.rows
+		if _, err := conn.ExecContext(ctx, query, ends...); err != nil {
+			return nil, fmt.Errorf("copy rows of %s: %w", t.name, err)
 		}
 	}
 	err = conn.Raw(func(driver any) error {

@@ -1,6 +1,7 @@
 package studies
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -159,7 +160,7 @@ var leftovers = []struct {
 	{".", lookName},
 	{fence.SlotDir, lookName},
 	{fence.OwnerDir, regexp.MustCompile(`^` + ownerID + `$`)},
-	{snapshotDir, regexp.MustCompile(`^[0-9]{12}-[0-9]{12}(\.db|-[0-9]{12}\.delta)\.tmp(-journal)?$`)},
+	{snapshotDir, regexp.MustCompile(`^[0-9]{12}-[0-9]{12}(\.db|-[0-9]{12}\.delta)\.tmp(-journal|\.delta)?$`)},
 	{backupDir, regexp.MustCompile(`^schema-[0-9]+\.db\.tmp(-journal)?$`)},
 }
 
@@ -240,8 +241,8 @@ func ExamineDisk(dir string) (d Disk, err error) {
 		if err == nil && !info.IsDir() {
 			return d, unusablef("%s is a file, not a directory for studies", dir)
 		}
-		if to, linkErr := os.Readlink(dir); errors.Is(err, fs.ErrNotExist) && linkErr == nil {
-			return d, unusablef("%s is a link to %s, which is not there: make that directory, or remove the link", dir, to)
+		if err := checkLink(dir); err != nil {
+			return d, err
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) || dir == filepath.Dir(dir) {
 			break // it exists, or the write below returns the error
@@ -273,39 +274,8 @@ func slow(commit time.Duration) []string {
 		"check the disk, or the network to it", commit.Round(time.Millisecond), slowCommit)}
 }
 
-// takeLock takes a lock, or returns ErrOwned with its owner. It uses flock and not fcntl. A flock belongs to the open
-// file, so it stays when this process opens and closes the same file again.
-func takeLock(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, rights.File(filepath.Dir(path)))
-	if err != nil {
-		return nil, fmt.Errorf("the study's directory cannot be written: %w", err)
-	}
-	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		owner, readErr := io.ReadAll(io.LimitReader(f, 1000))
-		text := strings.TrimSpace(string(owner))
-		if text == "" {
-			text = "it has not yet said who it is"
-		}
-		return nil, errors.Join(fmt.Errorf("%w: %s (%s)", ErrOwned, text, path), readErr, f.Close())
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("lock %s: %w; the study needs a disk with working locks", path, err), f.Close())
-	}
-	if err := errors.Join(f.Truncate(0), writeAt(f, thisOwner().String()+"\n")); err != nil {
-		return nil, errors.Join(fmt.Errorf("write %s: %w", path, err), f.Close())
-	}
-	return f, nil
-}
-
-func writeAt(f *os.File, text string) error {
-	_, err := f.WriteAt([]byte(text), 0)
-	return err
-}
-
-// checkWrite writes 16 KiB to the disk five times and returns the median time, so that a full or read-only disk is
-// found before GPU time is spent. It also checks that O_EXCL refuses an existing file, because ownership depends on
-// that.
+// checkWrite writes 16 KiB to the disk five times and returns the median time. It finds a full or read-only disk
+// before GPU time is spent. It also checks that O_EXCL refuses an existing file, because ownership depends on that.
 func checkWrite(dir string) (took time.Duration, err error) {
 	f, err := os.CreateTemp(dir, checkName)
 	if err != nil {
@@ -383,11 +353,30 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Lock makes a directory for one process at a time, such as that of a sweep's servers, and takes its lock. The lock is
-// held until it is closed or the process is gone. Lock returns ErrOwned when another process has it.
-func Lock(dir string) (io.Closer, error) {
+// Lock makes a directory for one process at a time, such as the directory of a sweep's servers, and locks it. The
+// lock lasts until it is closed or the process is gone. If another process has the lock, Lock returns ErrOwned.
+func Lock(dir string) (lock io.Closer, err error) {
 	if _, err := prepare(dir); err != nil {
 		return nil, err
 	}
-	return takeLock(filepath.Join(dir, "lock"))
+	folder, err := fence.OpenFolder(dir, fence.SharedLocks)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, folder.Close()) }()
+	const name = "lock"
+	lock, err = folder.Lock(name)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		path := filepath.Join(dir, name)
+		text, readErr := os.ReadFile(path)
+		owner := cmp.Or(strings.TrimSpace(string(text)), fence.Owner{}.String())
+		return nil, errors.Join(fmt.Errorf("%w: %s (%s)", ErrOwned, owner, path), readErr)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := folder.Write(name, strings.NewReader(thisOwner().String()+"\n")); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return lock, nil
 }

@@ -29,7 +29,7 @@ func TestTooLittleSpace(t *testing.T) {
 	disk := smallDisk(t, 8)
 	_, _, err := Open(context.Background(), filepath.Join(disk, "llama70b"), llama, Options{})
 	wantUnusable(t, err, "open study llama70b", disk, "MiB) free", "needs 64 MiB", "--root")
-	wantUnusable(t, examineError(filepath.Join(disk, "not", "there", "yet")), disk+" has only", "needs 64 MiB")
+	wantUnusable(t, errorOf(ExamineDisk(filepath.Join(disk, "not", "there", "yet"))), disk+" has only", "needs 64 MiB")
 	if isStudy(filepath.Join(disk, "llama70b")) {
 		t.Error("the refused Open has begun a study")
 	}
@@ -47,7 +47,7 @@ func TestReadOnlyDisk(t *testing.T) {
 	}
 	_, _, err = Open(context.Background(), dir, llama, Options{})
 	wantUnusable(t, err, "open study llama70b", "cannot be written", "read-only file system")
-	wantUnusable(t, examineError(filepath.Join(disk, "qwen")), disk+" cannot be written", "read-only file system")
+	wantUnusable(t, errorOf(ExamineDisk(filepath.Join(disk, "qwen"))), disk+" cannot be written", "read-only file system")
 }
 
 // A disk that fills up during a study breaks the store with a clear error. No acknowledged probe is lost.
@@ -89,15 +89,15 @@ func TestNoSpaceForTheCopy(t *testing.T) {
 	try(t, s.Begin(aTrial(0)), s.Close())
 	epochs, err := filepath.Glob(filepath.Join(dir, "e*", "study.db"))
 	try(t, err, os.Truncate(epochs[0], 100<<20)) // a sparse file, which takes no space on the disk
-	for _, err := range []error{examineError(dir), second(Open(context.Background(), dir, llama, Options{}))} {
+	for _, err := range []error{errorOf(ExamineDisk(dir)), second(Open(context.Background(), dir, llama, Options{}))} {
 		wantUnusable(t, err, dir+" has only", "MiB) free", "this study, whose database and snapshot are copied when it goes on, needs 165 MiB", "--root")
 	}
-	try(t, examineError(filepath.Join(disk, "qwen")))
+	try(t, errorOf(ExamineDisk(filepath.Join(disk, "qwen"))))
 	try(t, os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 132<<20), 0o644))
 	if err := os.WriteFile(filepath.Join(disk, "rest"), make([]byte, 8<<20), 0o644); !errors.Is(err, unix.ENOSPC) {
 		t.Fatalf("WriteFile = %v, want a full disk", err)
 	}
-	wantUnusable(t, examineError(filepath.Join(disk, "qwen")), disk+" has only", "a study needs 64 MiB")
+	wantUnusable(t, errorOf(ExamineDisk(filepath.Join(disk, "qwen"))), disk+" has only", "a study needs 64 MiB")
 }
 
 func second(_ *Store, _ bool, err error) error { return err }
@@ -119,10 +119,10 @@ func TestLinkToNothing(t *testing.T) {
 	root := t.TempDir()
 	link := filepath.Join(root, "llama70b")
 	try(t, os.Symlink("nowhere", link))
-	for _, err := range []error{examineError(link), examineError(filepath.Join(link, "below")), second(Open(context.Background(), link, llama, Options{}))} {
-		wantUnusable(t, err, link+" is a link to nowhere, which is not there: make that directory, or remove the link")
+	for _, err := range []error{errorOf(ExamineDisk(link)), errorOf(ExamineDisk(filepath.Join(link, "below"))), second(Open(context.Background(), link, llama, Options{}))} {
+		wantUnusable(t, err, link+" is a link to nowhere, which does not exist; remove the link, or make that directory")
 	}
-	try(t, os.Mkdir(filepath.Join(root, "nowhere"), 0o755), examineError(link))
+	try(t, os.Mkdir(filepath.Join(root, "nowhere"), 0o755), errorOf(ExamineDisk(link)))
 }
 
 // slow warns only if a small write takes longer than slowCommit.

@@ -10,15 +10,11 @@ import (
 
 // ReadEach reads a study that may be too long for the memory. It calls read with the study as ReadSummary returns it,
 // without whole trials, and with an iterator over all trials, whole and in order. The iterator is valid until read
-// returns. Without series, trials lack the same parts as those of ReadSummary.
+// returns. Without series, these trials lack what the trials of ReadSummary lack.
 //
 // ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned.
 // The returned study is the summary, and its Behind says whether a newer one was published.
 func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[Trial, error]) error) (Study, error) {
-	columns := short
-	if series {
-		columns = long
-	}
 	var begun bool
 	var stopped error
 	study, err := readPublished(dir, func(db *sql.DB) (Study, error) {
@@ -32,9 +28,8 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 		if err != nil {
 			return Study{}, err
 		}
-		discountAlikeDeaths(r.study.Trials)
 		begun = true
-		stopped = read(r.study, r.each(columns))
+		stopped = read(r.study, r.each(probeColumns(series)))
 		return r.study, nil
 	})
 	return study, cmp.Or(stopped, err)
@@ -53,8 +48,8 @@ func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 				yield(Trial{}, markUnusable(fmt.Errorf("read trials %d to %d: %w", first, last, err)))
 				return
 			}
-			for i, t := range trials {
-				if !yield(t.as(part[i]), nil) {
+			for _, t := range trials {
+				if !yield(t, nil) {
 					return
 				}
 			}

@@ -46,49 +46,10 @@ const timeLayout = "2006-01-02T15:04:05.000000000Z"
 
 func formatTime(t time.Time) string { return t.UTC().Format(timeLayout) }
 
-// decodeList is decode for a list of strings. A list from encode without escapes is cut at its separators, which takes
-// a tenth of the time.
-func decodeList(text string, list *[]string) error {
-	inner, ok := unescaped(text, `["`, `"]`)
-	if !ok {
-		return decode(text, list)
-	}
-	parts := make([]string, 0, 8)
-	for {
-		i := strings.IndexByte(inner, '"')
-		if i < 0 {
-			*list = append(parts, inner)
-			return nil
-		}
-		if !strings.HasPrefix(inner[i:], `","`) { // encode did not write it
-			return decode(text, list)
-		}
-		parts, inner = append(parts, inner[:i]), inner[i+3:]
-	}
-}
+func decode(text string, v any) error { return json.Unmarshal([]byte(text), v) }
 
-// decodeMap is decodeList for an object whose values are strings.
-func decodeMap(text string, m *map[string]string) error {
-	inner, ok := unescaped(text, `{"`, `"}`)
-	if !ok {
-		return decode(text, m)
-	}
-	out := map[string]string{}
-	for pair := range strings.SplitSeq(inner, `","`) {
-		key, value, ok := strings.Cut(pair, `":"`)
-		if !ok || strings.Contains(key+value, `"`) {
-			return decode(text, m)
-		}
-		out[key] = value
-	}
-	*m = out
-	return nil
-}
-
-func unescaped(text, open, end string) (inner string, ok bool) {
-	inner, ok = strings.CutPrefix(text, open)
-	if ok {
-		inner, ok = strings.CutSuffix(inner, end)
-	}
-	return inner, ok && !strings.Contains(inner, `\`)
+// parseTime reads what formatTime wrote. Go has a faster parser for RFC3339Nano than for other layouts.
+func parseTime(text string, t *time.Time) (err error) {
+	*t, err = time.Parse(time.RFC3339Nano, text)
+	return err
 }

@@ -35,17 +35,17 @@ func finishStudy(dir string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.Close(), s.Err()) }()
-	return finish(s, func(line string) { fmt.Println(line) })
+	return finish(s, faultTrials, faultProbes, func(line string) { fmt.Println(line) })
 }
 
-// finish runs the trials and probes that the study still lacks.
-func finish(s *Store, say func(string)) error {
+// finish runs the trials and probes that the study still lacks, and says which probes are acknowledged.
+func finish(s *Store, trials, probes int, say func(string)) error {
 	study, err := s.Study()
 	if err != nil {
 		return err
 	}
 	say("open")
-	for number := range faultTrials {
+	for number := range trials {
 		had := 0
 		if number < len(study.Trials) {
 			if study.Trials[number].State == Done {
@@ -56,7 +56,7 @@ func finish(s *Store, say func(string)) error {
 		if err := s.Begin(aTrial(number)); err != nil {
 			return err
 		}
-		for seq := had; seq < faultProbes; seq++ {
+		for seq := had; seq < probes; seq++ {
 			if err := s.Record(number, aProbe(seq, float64(seq+1))); err != nil {
 				return err
 			}
@@ -81,8 +81,6 @@ type failure struct {
 }
 
 func anyCall(faultfs.Call) bool { return true }
-
-func changes(c faultfs.Call) bool { return c.Changes() }
 
 // mayBeFull selects the calls at which a disk may be full. Some disks report it only at a sync.
 func mayBeFull(c faultfs.Call) bool {
@@ -113,13 +111,13 @@ var failures = []failure{
 	{name: "done, and an error", at: changesOrSyncs, fault: faultfs.Fault{Errno: syscall.EIO}},
 	{name: "slow", at: changesOrSyncs, slow: true, fault: faultfs.Fault{Before: func() { time.Sleep(slowCall) }}},
 	{name: "killed before", at: changesOrSyncs, dies: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "killed after", at: changes, dies: true},
+	{name: "killed after", at: faultfs.Call.Changes, dies: true},
 	{name: "power cut", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true, Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 	{name: "power cut, names stay", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 	{name: "power cut, contents stay", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 	{name: "full from then on", at: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
 	{name: "over quota from then on", at: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
-	{name: "read-only from then on", at: changes, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EROFS}},
+	{name: "read-only from then on", at: faultfs.Call.Changes, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EROFS}},
 	{name: "dead from then on", at: changesOrSyncs, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 }
 
@@ -339,12 +337,7 @@ func (s *faultRun) check(t *testing.T, dir string) {
 	if len(stored) > len(acked)+1 {
 		t.Errorf("%s: %d probes are stored, %d were acknowledged", s, len(stored), len(acked))
 	}
-	var integrity string
-	try(t, store.db.QueryRow("PRAGMA integrity_check").Scan(&integrity))
-	if integrity != "ok" {
-		t.Errorf("%s: integrity_check: %s", s, integrity)
-	}
-	if err := errors.Join(finishQuietly(store), store.Close()); err != nil {
+	if err := errors.Join(finish(store, faultTrials, faultProbes, func(string) {}), store.Close()); err != nil {
 		t.Errorf("%s: the next run ends with %v", s, err)
 	}
 	if study, err = ReadSnapshot(dir); err != nil || study.State != Done || len(study.Trials) != faultTrials || len(study.Trials[1].Probes) != faultProbes {
@@ -383,18 +376,10 @@ func (s *faultRun) checkTidy(t *testing.T, dir string) {
 	}
 }
 
-func finishQuietly(s *Store) error { return finish(s, func(string) {}) }
-
 // faultEvery returns the step from one tried call to the next: FAULT_EVERY, or a default. With 1 every call is tried.
 func faultEvery(t *testing.T, byDefault int) (every int, random *rand.Rand) {
-	every = byDefault
-	if n, err := strconv.Atoi(os.Getenv("FAULT_EVERY")); err == nil {
-		every = n
-	}
-	seed := uint64(time.Now().UnixNano())
-	if n, err := strconv.ParseUint(os.Getenv("FAULT_SEED"), 10, 64); err == nil {
-		seed = n
-	}
+	every = fromEnv(t, "FAULT_EVERY", byDefault)
+	seed := fromEnv(t, "FAULT_SEED", uint64(time.Now().UnixNano()))
 	t.Logf("FAULT_EVERY=%d FAULT_SEED=%d", every, seed)
 	return every, rand.New(rand.NewPCG(seed, 0))
 }

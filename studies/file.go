@@ -2,6 +2,7 @@ package studies
 
 import (
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -12,20 +13,17 @@ import (
 
 // IsFile reports whether a SQLite file holds a study, as Export writes it. Other programs' files have no schema
 // version, or other tables.
-func IsFile(path string) (is bool, err error) {
-	db, err := openFile(path, published)
-	if err != nil {
-		return false, err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	defer func() { err = explainSQLite(err) }()
-	version, err := schemaVersion(db)
-	if err != nil || version == 0 {
-		return false, err
-	}
-	var tables int
-	err = db.QueryRow(`SELECT count(*) FROM sqlite_schema WHERE type='table' AND name IN ('studies', 'trials', 'probes', 'events')`).Scan(&tables)
-	return tables == 4, err
+func IsFile(path string) (bool, error) {
+	return inFile(path, published, func(db *sql.DB) (bool, error) {
+		version, err := schemaVersion(db)
+		if _, newer := errors.AsType[newerError](err); version == 0 || err != nil && !newer {
+			return false, explainSQLite(err)
+		}
+		var tables int
+		err = db.QueryRow(`SELECT count(*) FROM sqlite_schema
+			WHERE type='table' AND name IN ('studies', 'trials', 'probes', 'events')`).Scan(&tables)
+		return tables == 4, explainSQLite(err)
+	})
 }
 
 // ReadFile returns the study in a file that Export has written. It writes no file beside it. It refuses a file of a
@@ -46,24 +44,20 @@ func ReadFile(path string) (study Study, err error) {
 
 // readFile reads a file, or a converted copy of one with an older schema.
 func readFile(path string) (study Study, err error) {
-	db, err := openFile(path, published)
-	if err != nil {
-		return Study{}, err
-	}
-	defer func() { err = explainFile(path, errors.Join(err, db.Close())) }()
-	version, err := schemaVersion(db)
-	switch {
-	case err != nil:
-		return Study{}, err
-	case version > len(migrations):
-		return Study{}, newerError{version}
-	case version < len(migrations):
+	study, err = inFile(path, published, func(db *sql.DB) (Study, error) {
+		switch version, err := schemaVersion(db); {
+		case err != nil:
+			return Study{}, err
+		case version == len(migrations):
+			return load(db)
+		}
 		return readCopy(func(copied string) error {
 			if err := copyFile(context.Background(), path, copied); err != nil {
 				return err
 			}
-			return renew(copied)
+			_, err := inFile(copied, scratch, func(db *sql.DB) (any, error) { return nil, migrate(db) })
+			return err
 		}, load)
-	}
-	return load(db)
+	})
+	return study, explainFile(path, err)
 }

@@ -3,19 +3,19 @@ package studies
 import (
 	"context"
 	"fmt"
-	"os"
 	"path/filepath"
 	"reflect"
 	"testing"
 )
 
-// ReadFile returns the same study as ReadSnapshot, and writes no file beside the exported one.
+// Export writes one file, in the newest schema. ReadFile returns the same study as ReadSnapshot, and writes no file
+// beside the exported one.
 func TestReadFile(t *testing.T) {
 	dir, out := t.TempDir(), t.TempDir()
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
 	path := filepath.Join(out, "llama70b.db")
-	try(t, exported(Export(context.Background(), dir, path)))
+	try(t, errorOf(Export(context.Background(), dir, path)))
 	want, err := ReadSnapshot(dir)
 	try(t, err)
 	got, err := ReadFile(path)
@@ -26,37 +26,18 @@ func TestReadFile(t *testing.T) {
 	if is, err := IsFile(path); !is || err != nil {
 		t.Errorf("IsFile = %t, %v of an export", is, err)
 	}
-	left, err := os.ReadDir(out)
-	try(t, err)
-	if len(left) != 1 {
+	if version, err := inFile(path, published, schemaVersion); err != nil || version != len(migrations) {
+		t.Errorf("the export has schema %d, %v; want %d", version, err, len(migrations))
+	}
+	if left := namesIn(t, out); len(left) != 1 {
 		t.Errorf("the directory has %v, want the exported file alone", left)
 	}
+	wantError(t, errorOf(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
 	for _, pattern := range []string{"e*/study.db", "snap/*.db"} {
 		parts, err := filepath.Glob(filepath.Join(dir, pattern))
 		try(t, err)
 		_, err = ReadFile(parts[0])
 		wantError(t, err, parts[0]+" is a part of the study in "+dir+": name that directory")
-	}
-}
-
-func TestReadFileOfAnOlderSchema(t *testing.T) {
-	for version := 1; version < len(migrations); version++ {
-		path := filepath.Join(t.TempDir(), "old.db")
-		db := oldDatabase(t, version, path)
-		want := asWritten(t, db)
-		try(t, db.Close())
-		before, err := os.ReadFile(path)
-		try(t, err)
-		is, err := IsFile(path)
-		try(t, err)
-		got, err := ReadFile(path)
-		try(t, err)
-		if !is || len(got.Trials) != len(want) || len(want) == 0 || !reflect.DeepEqual(got.Trials[0].Point, want[0].Point) {
-			t.Errorf("schema %d: IsFile = %t, ReadFile = %+v, want %+v", version, is, got.Trials, want)
-		}
-		if after, err := os.ReadFile(path); err != nil || string(after) != string(before) {
-			t.Errorf("schema %d: the file has changed, %v", version, err)
-		}
 	}
 }
 

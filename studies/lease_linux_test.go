@@ -11,8 +11,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// If another process has a lease of a file, as an NFS server has for its clients, opening the file waits until that
-// process releases it.
+// Another process may have a lease of a file, as an NFS server has for its clients. Opening the file then waits until
+// that process releases the lease.
 func TestALeaseIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")

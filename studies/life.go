@@ -43,20 +43,25 @@ func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, err
 
 // LifeOf says whether the owner of the study in a directory lives. It never delays the owner.
 func LifeOf(ctx context.Context, dir string) (life fence.Life, err error) {
-	mount, err := fence.MountOf(dir)
+	folder, err := openFolder(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fence.Life{Gone: true}, nil
 	}
-	if err != nil {
-		return life, fmt.Errorf("look for the study's owner: %w", err)
+	if err == nil {
+		life, err = fence.LifeOf(ctx, folder)
+		err = errors.Join(err, folder.Close())
 	}
-	folder, err := fence.OpenFolder(dir, mount.Locks())
 	if err != nil {
-		return life, fmt.Errorf("look for the study's owner: %w", err)
-	}
-	defer func() { err = errors.Join(err, folder.Close()) }()
-	if life, err = fence.LifeOf(ctx, folder); err != nil {
 		err = fmt.Errorf("look for the study's owner: %w", err)
 	}
 	return life, err
+}
+
+// openFolder opens a study's directory with the kind of locks of its disk.
+func openFolder(dir string) (*fence.Folder, error) {
+	mount, err := fence.MountOf(dir)
+	if err != nil {
+		return nil, err
+	}
+	return fence.OpenFolder(dir, mount.Locks())
 }

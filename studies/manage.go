@@ -3,6 +3,7 @@ package studies
 import (
 	"cmp"
 	"context"
+	"database/sql"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -116,11 +117,7 @@ func stopAndDiscard(ctx context.Context, dir string, ttl time.Duration) (to stri
 	if err := checkOwn(dir); err != nil {
 		return "", err
 	}
-	mount, err := fence.MountOf(dir)
-	if err != nil {
-		return "", err
-	}
-	folder, err := fence.OpenFolder(dir, mount.Locks())
+	folder, err := openFolder(dir)
 	if err != nil {
 		return "", err
 	}
@@ -187,7 +184,7 @@ func discard(dir string) (to string, err error) {
 func Export(ctx context.Context, dir, path string) (Study, error) {
 	var stopped error
 	_, study, err := newestBy(dir, func(n snapshot) (Study, error) {
-		if err := n.writeNewest(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // a fault of the written file, not of the snapshot
+		if err := n.write(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // a fault of the written file, not of the snapshot
 			stopped = err
 			return Study{}, nil
 		} else if err != nil {
@@ -202,20 +199,18 @@ func Export(ctx context.Context, dir, path string) (Study, error) {
 func (n snapshot) toBlame(dir string, err error) bool {
 	_, newer := errors.AsType[newerError](err)
 	of, onPath := errors.AsType[*fs.PathError](err)
-	return newer || isDamage(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == filepath.Join(dir, n.file()) || of.Path == filepath.Join(dir, n.of().file()))
+	return newer || isDamage(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == n.path(dir) || of.Path == n.of().path(dir))
 }
 
 // readWritten checks an exported file and returns its summary.
-func readWritten(path string) (study Study, err error) {
-	db, err := openFile(path, published)
-	if err != nil {
-		return Study{}, err
-	}
-	defer func() { err = explainSQLite(errors.Join(err, db.Close())) }()
-	if _, err := checkDatabase(db); err != nil {
-		return Study{}, err
-	}
-	return summarize(db, func(Study) []int { return nil }, short)
+func readWritten(path string) (Study, error) {
+	study, err := inFile(path, published, func(db *sql.DB) (Study, error) {
+		if _, err := checkDatabase(db); err != nil {
+			return Study{}, err
+		}
+		return loadSummary(db)
+	})
+	return study, explainSQLite(err)
 }
 
 // Around returns the directory of the study that contains a path, or "". The path itself need not exist.

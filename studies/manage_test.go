@@ -1,9 +1,7 @@
 package studies
 
 import (
-	"context"
 	"errors"
-	"iter"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,27 +96,6 @@ func TestAround(t *testing.T) {
 			t.Errorf("Around(%s) = %q, want %q", path, got, want)
 		}
 	}
-}
-
-// Export writes one file, in the newest schema.
-func TestExport(t *testing.T) {
-	dir := t.TempDir()
-	s := open(t, dir)
-	try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
-	path := filepath.Join(t.TempDir(), "one.db")
-	try(t, exported(Export(t.Context(), dir, path)))
-	if left := namesIn(t, filepath.Dir(path)); !slices.Equal(left, []string{"one.db"}) {
-		t.Errorf("the directory has %v, want one.db alone", left)
-	}
-	db, err := openFile(path, published)
-	try(t, err)
-	study, err := load(db)
-	version, versionErr := schemaVersion(db)
-	try(t, err, versionErr, db.Close())
-	if version != len(migrations) || len(study.Trials) != 1 || len(study.Trials[0].Probes) != 1 {
-		t.Errorf("the export has schema %d and %+v", version, study)
-	}
-	wantError(t, exported(Export(context.Background(), filepath.Join(dir, "nowhere"), path)), "no study")
 }
 
 // asNobody copies this test's binary into a root directory, runs it there as another user, and returns its output.
@@ -246,9 +223,6 @@ func TestListUnreadable(t *testing.T) {
 	}
 }
 
-// exported returns the error of an Export.
-func exported(_ Study, err error) error { return err }
-
 // damageProbes zeroes a page of a snapshot that has only probes. A reader of summaries does not notice it.
 func damageProbes(t *testing.T, path string) {
 	t.Helper()
@@ -259,12 +233,9 @@ func damageProbes(t *testing.T, path string) {
 		changed := slices.Clone(content)
 		clear(changed[at : at+page])
 		try(t, os.WriteFile(path, changed, 0o644))
-		db, err := openFile(path, published)
-		try(t, err)
-		_, read := summarize(db, func(Study) []int { return nil }, short)
-		_, damage := checkDatabase(db)
-		_, probes := load(db)
-		try(t, db.Close())
+		_, read := inFile(path, published, loadSummary)
+		_, damage := inFile(path, published, checkDatabase)
+		_, probes := inFile(path, published, load)
 		if read == nil && damage != nil && probes != nil {
 			return
 		}
@@ -297,17 +268,9 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 	newest := filepath.Join(dir, all[0].file())
 	damageProbes(t, newest)
 	path := filepath.Join(t.TempDir(), "one.db")
-	each := func(study Study, trials iter.Seq2[Trial, error]) error {
-		for _, err := range trials {
-			if err != nil {
-				return err
-			}
-		}
-		return nil
-	}
 	for _, export := range []func() (Study, error){
 		func() (Study, error) { return Export(t.Context(), dir, path) },
-		func() (Study, error) { return ReadEach(dir, false, each) },
+		func() (Study, error) { return readThroughEach(dir) },
 	} {
 		study, err := export()
 		try(t, err)
@@ -315,10 +278,7 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 			t.Errorf("Behind = %q with %d commits, want the damage of %s and the %d commits of the one before", study.Behind, study.Commits, newest, all[1].commits)
 		}
 	}
-	db, err := openFile(path, published)
-	try(t, err)
-	commits, err := checkDatabase(db)
-	if try(t, db.Close()); err != nil || commits != all[1].commits {
+	if commits, err := inFile(path, published, checkDatabase); err != nil || commits != all[1].commits {
 		t.Errorf("the export has %d commits, %v; want %d", commits, err, all[1].commits)
 	}
 
@@ -326,13 +286,13 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 		try(t, os.Remove(filepath.Join(dir, n.file())))
 	}
 	const remedy = "`tuner run` publishes the study again if its database is whole"
-	_, err = Export(t.Context(), dir, path)
+	_, err := Export(t.Context(), dir, path)
 	wantUnusable(t, err, "read "+newest, remedy)
-	_, err = ReadEach(dir, false, each)
+	_, err = readThroughEach(dir)
 	wantUnusable(t, err, "read "+newest, remedy)
 	_, err = ReadSnapshot(dir)
 	wantUnusable(t, err, "read "+newest, remedy)
-	try(t, open(t, dir).Close(), exported(Export(t.Context(), dir, path)))
+	try(t, open(t, dir).Close(), errorOf(Export(t.Context(), dir, path)))
 }
 
 // If the exported file cannot be written, the error does not call the snapshot damaged.

@@ -75,7 +75,7 @@ func writePlain(dir string) error {
 	for n := 1; commits == 0 || n <= commits; n++ {
 		var first int
 		err := transact(db, func(tx *transaction) error {
-			if err := tx.scan(`SELECT coalesce(min(seq), 1000000) FROM probes`, nil, &first); err != nil {
+			if err := tx.tx.QueryRow(`SELECT coalesce(min(seq), 1000000) FROM probes`).Scan(&first); err != nil {
 				return err
 			}
 			for i := range plainRows {

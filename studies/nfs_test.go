@@ -112,16 +112,3 @@ func withoutAcks(out string) string {
 	}
 	return rest.String()
 }
-
-// fromEnv returns the number in an environment variable, or a default if it is not set.
-func fromEnv(t *testing.T, name string, byDefault int) int {
-	text := os.Getenv(name)
-	if text == "" {
-		return byDefault
-	}
-	n, err := strconv.Atoi(text)
-	if err != nil {
-		t.Fatal(fmt.Errorf("%s: %w", name, err))
-	}
-	return n
-}

@@ -16,12 +16,12 @@ func CheckDir(dir string) error {
 	case errors.Is(err, unix.ENOTDIR):
 		return unusablef("%s cannot exist: a file stands where its path has a directory; choose another study or --root", dir)
 	}
-	return CheckLink(dir)
+	return checkLink(dir)
 }
 
-// CheckLink refuses a link that leads nowhere. A link to a study's directory is another name of the study; only Delete
+// checkLink refuses a link that leads nowhere. A link to a study's directory is another name of the study; only Delete
 // refuses it, because it would leave the link or the study behind.
-func CheckLink(dir string) error {
+func checkLink(dir string) error {
 	to, noLink := os.Readlink(dir)
 	if _, err := os.Stat(dir); err != nil && noLink == nil {
 		return unusablef("%s is a link to %s, which does not exist; remove the link, or make that directory", dir, to)

@@ -40,27 +40,21 @@ func (s Source) name() string {
 // AddPriors replaces all priors from the same paths by these. On an error it changes nothing. It keeps each trial's
 // Point, Args, Probes and Result.
 func (s *Store) AddPriors(sources []Source) error {
-	texts := make([][]string, len(sources))
-	for i, source := range sources {
-		for j, t := range source.Trials {
-			text, err := encodePrior(t)
-			if err != nil {
-				return fmt.Errorf("add the trials of %s: trial %d: %w", source.name(), j, err)
-			}
-			texts[i] = append(texts[i], text)
-		}
-	}
 	return s.write("add what was measured elsewhere", true, func(tx *transaction) error {
 		s.rebase = true // deltas have no priors
 		for _, source := range sources {
-			for _, row := range tx.rows(sourcesTable, "WHERE path=?", source.Path) {
-				tx.remove(priorsTable, "WHERE source=?", row.text(0))
-				tx.remove(sourcesTable, "WHERE name=?", row.text(0))
+			for _, old := range tx.rows(sourcesTable, "WHERE path=?", source.Path) {
+				tx.remove(priorsTable, "WHERE source=?", old.text("name"))
+				tx.remove(sourcesTable, "WHERE name=?", old.text("name"))
 			}
 		}
-		for i, source := range sources {
+		for _, source := range sources {
 			tx.insertSource(source)
-			for _, text := range texts[i] {
+			for i, t := range source.Trials {
+				text, err := encodePrior(t)
+				if err != nil {
+					return fmt.Errorf("add the trials of %s: trial %d: %w", source.name(), i, err)
+				}
 				tx.insert(priorsTable, []any{tx.nextID(priorsTable), source.name(), text})
 			}
 			addEvent(tx, "prior", fmt.Sprintf("%s from %s", render.Count(len(source.Trials), "trial"), source.name()))
@@ -79,8 +73,8 @@ var worldSource = regexp.MustCompile(`^(.*), world ([0-9]+)$`)
 // splitSources stores the path and world of each source before schema 5, when only the source's name had them.
 func (t *transaction) splitSources() error {
 	known := map[string]bool{}
-	for _, row := range t.rows(priorsTable, "ORDER BY id") {
-		name := row.text(1)
+	for _, prior := range t.rows(priorsTable, "ORDER BY id") {
+		name := prior.text("source")
 		if known[name] {
 			continue
 		}
@@ -111,16 +105,17 @@ func encodePrior(t Trial) (string, error) {
 
 func (r *reading) loadPriors() error {
 	if r.schema >= hasChanges { // the priors' rows have the names too; this checks that no source is missing
-		if err := r.all(sourcesTable, func(cells) error { return nil }); err != nil {
+		if err := r.all(sourcesTable, func(row) error { return nil }); err != nil {
 			return err
 		}
 	}
-	return r.all(priorsTable, func(row cells) error {
+	return r.all(priorsTable, func(one row) error {
 		var p prior
-		if decode(row.text(2), &p) != nil {
-			return unreadable(priorsTable, row)
+		if decode(one.text("trial"), &p) != nil {
+			return unreadable(one)
 		}
-		r.study.Prior = append(r.study.Prior, Trial{Number: -1, Origin: Prior, Source: row.text(1), State: Done, Point: p.Point, Args: p.Args, Probes: p.Probes, Result: p.Result})
+		r.study.Prior = append(r.study.Prior, Trial{Number: -1, Origin: Prior, Source: one.text("source"), State: Done,
+			Point: p.Point, Args: p.Args, Probes: p.Probes, Result: p.Result})
 		return nil
 	})
 }

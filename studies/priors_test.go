@@ -5,7 +5,6 @@ import (
 	"math"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"vllmtuner/trial"
@@ -17,11 +16,7 @@ import (
 // priors.
 func TestAddPriors(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
-	store, _, err := Open(t.Context(), dir, New{Name: "study"}, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
+	store := open(t, dir)
 	of := func(seqs string, rate float64) Trial {
 		return Trial{Number: 7, Origin: Sampled, Point: space.Point{"max-num-seqs": seqs}, Args: []string{"--max-num-seqs", seqs}, Probes: []trial.Probe{{Rate: rate}},
 			Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast}}}
@@ -30,9 +25,7 @@ func TestAddPriors(t *testing.T) {
 		source string
 		trials []Trial
 	}{{"a", []Trial{of("1", 1), of("2", 2)}}, {"b", []Trial{of("3", 3)}}, {"a", []Trial{of("4", 4), {}}}} {
-		if err := store.AddPriors([]Source{{Path: add.source, Trials: add.trials}}); err != nil {
-			t.Fatal(err)
-		}
+		try(t, store.AddPriors([]Source{{Path: add.source, Trials: add.trials}}))
 	}
 	// A study may have other worlds at its next import. Its priors of all former worlds are replaced, and no other
 	// path's.
@@ -41,19 +34,13 @@ func TestAddPriors(t *testing.T) {
 		{{"c", 0, []Trial{of("7", 7)}}, {"c, worldwide", 0, []Trial{of("8", 8)}}},
 		{{"c", 3, []Trial{of("9", 9)}}},
 	} {
-		if err := store.AddPriors(sources); err != nil {
-			t.Fatal(err)
-		}
+		try(t, store.AddPriors(sources))
 	}
 	// If one trial cannot be stored, no trial of that import is stored.
-	err = store.AddPriors([]Source{{"b", 0, []Trial{of("10", 10)}}, {"d", 0, []Trial{of("11", math.Inf(1))}}})
-	if err == nil || !strings.Contains(err.Error(), "add the trials of d: trial 0: ") {
-		t.Errorf("AddPriors of an infinite rate = %v", err)
-	}
+	infinite := []Source{{"b", 0, []Trial{of("10", 10)}}, {"d", 0, []Trial{of("11", math.Inf(1))}}}
+	wantError(t, store.AddPriors(infinite), "add the trials of d: trial 0: ")
 	study, err := ReadSnapshot(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	var got []string
 	for _, p := range study.Prior {
 		if p.Number != -1 || p.Origin != Prior || p.State != Done {
@@ -73,10 +60,8 @@ func TestAddPriors(t *testing.T) {
 // replaces these priors too.
 func TestSourcesOfOlderSchemas(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
-	s, _, err := Open(t.Context(), dir, New{Name: "study"}, Options{})
-	try(t, err)
-	defer s.Close()
-	err = s.commit("insert priors as schema 4 did", func(tx *transaction) error {
+	s := open(t, dir)
+	err := s.commit("insert priors as schema 4 did", func(tx *transaction) error {
 		text, err := encodePrior(Trial{})
 		for _, name := range []string{"c, world 2", "c, world 2", "c, world 1", "c, worldwide", "c"} {
 			tx.insert(priorsTable, []any{tx.nextID(priorsTable), name, text})

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"vllmtuner/bench"
@@ -33,13 +34,11 @@ type longPart struct {
 func rowOf(p trial.Probe) (r probeRow, err error) {
 	long := longPart{Client: p.Measurement.Series, Server: p.Server}
 	checks := slices.Clone(p.Verdict.Checks)
-	some := len(long.Client) > 0 || long.Server != nil
 	for i := range checks {
 		long.Each = append(long.Each, checks[i].Each)
-		some = some || checks[i].Each != ""
 		checks[i].Each = ""
 	}
-	if some {
+	if len(long.Client) > 0 || long.Server != nil || strings.Join(long.Each, "") != "" {
 		if r.series, err = compress(long); err != nil {
 			return r, err
 		}
@@ -119,12 +118,11 @@ const maxExpanded = 64 << 20
 // Record stores one probe of a running trial; it is on the disk when Record returns nil. An equal probe may be recorded
 // twice. A different probe with the same Seq is an error.
 func (s *Store) Record(number int, p trial.Probe) error {
-	what := fmt.Sprintf("record probe %d of trial %d", p.Seq, number)
-	is, err := rowOf(p)
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return s.write(what, false, func(tx *transaction) error {
+	return s.write(fmt.Sprintf("record probe %d of trial %d", p.Seq, number), false, func(tx *transaction) error {
+		is, err := rowOf(p)
+		if err != nil {
+			return err
+		}
 		t, err := trialRow(tx, number)
 		if err != nil {
 			return err
@@ -132,8 +130,11 @@ func (s *Store) Record(number int, p trial.Probe) error {
 		was := tx.rows(probesTable, "WHERE trial=? AND seq=?", number, p.Seq)
 		switch {
 		case len(was) > 0:
-			return sameProbe(was[0].text(probesTable.column("probe")), is)
-		case trialState(t) == Done:
+			return sameAgain(was[0].text("probe"), is.figures, func(p trial.Probe) (string, error) {
+				again, err := rowOf(p) // before schema 3 the figures also had the long lists
+				return again.figures, err
+			})
+		case isDone(t):
 			return errors.New("the trial is finished already")
 		}
 		insertProbe(tx, number, p, is)
@@ -141,20 +142,6 @@ func (s *Store) Record(number int, p trial.Probe) error {
 		setRunning(tx)
 		return nil
 	})
-}
-
-// sameProbe reports an error if the stored figures of a probe differ from those in its new row. Before schema 3 the
-// stored figures also contained the long lists.
-func sameProbe(was string, is probeRow) error {
-	var p trial.Probe
-	if err := decode(was, &p); err != nil {
-		return fmt.Errorf("read what is stored: %w", err)
-	}
-	again, err := rowOf(p)
-	if err != nil {
-		return err
-	}
-	return sameText(again.figures, is.figures)
 }
 
 func insertProbe(tx *transaction, number int, p trial.Probe, r probeRow) {
@@ -170,24 +157,23 @@ func addToLedger(tx *transaction, number int, what string, seconds float64) {
 	tx.insert(ledgerTable, []any{tx.nextID(ledgerTable), formatTime(time.Now()), number, what, seconds})
 }
 
-// probeColumns are the columns of a probe to read beside its figures.
-type probeColumns string
+// probeColumns says whether a reader reads the series and sketches of probes too.
+type probeColumns bool
 
 const (
-	long  probeColumns = ", series, sketches"
-	short probeColumns = "" // without them reading takes a fifth of the time
+	long  probeColumns = true
+	short probeColumns = false // reading takes a fifth of the time
 )
 
 // rowIn returns a probe's parts from a row. If the compressed columns do not fit their checksum, it returns an error.
-func (c probeColumns) rowIn(row cells) (probeRow, error) {
-	r := probeRow{figures: row.text(probesTable.column("probe"))}
+func (c probeColumns) rowIn(from row) (probeRow, error) {
+	r := probeRow{figures: from.text("probe")}
 	if c == short {
 		return r, nil
 	}
-	first := len(probesTable.columns) + 1
-	r.series, r.sketches = row.bytes(first), row.bytes(first+1)
-	if longSum(r.series, r.sketches) != row[probesTable.column("long_sum")] {
-		return r, damagedf("%s: its series or sketches were changed: their checksum does not match", probesTable.named(row))
+	r.series, r.sketches = from.bytes("series"), from.bytes("sketches")
+	if longSum(r.series, r.sketches) != from.value("long_sum") {
+		return r, damagedf("%s: its series or sketches were changed: their checksum does not match", from)
 	}
 	return r, nil
 }

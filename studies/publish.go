@@ -28,8 +28,8 @@ const minRebase = 1 << 20
 // for a moment.
 const maxFailedBases = 3
 
-// keepSnapshots is how many of the newest snapshots are kept, with their bases, so that a reader can still open the one
-// that it has chosen.
+// keepSnapshots is how many of the newest snapshots are kept, with their bases. A reader can then still open the
+// snapshot that it has chosen.
 const keepSnapshots = 3
 
 // publishSoon asks the publisher for a snapshot.
@@ -70,8 +70,8 @@ func (s *Store) publishWithin(wait time.Duration) error {
 	}
 }
 
-// A publisher makes all snapshots of a Store. It makes the first base itself. Later bases are made in the background
-// from the previous base and a delta, so that neither the study nor its readers wait for a long one.
+// A publisher makes all snapshots of a Store. It makes the first base itself. It makes later bases in the background
+// from the previous base and a delta. So neither the study nor its readers wait for a long base.
 type publisher struct {
 	store *Store
 	base  mark  // end of the base
@@ -79,16 +79,10 @@ type publisher struct {
 	size  int64 // size of the base in bytes
 	since int64 // bytes of all deltas since the base
 
-	rebasing chan rebased // gets the new base; nil when none is being made
-	from     snapshot     // the snapshot that the new base is made from
-	failed   int          // number of failed bases in a row
-}
-
-// A rebased is a new base, or the error why it could not be made.
-type rebased struct {
-	goes mark
-	size int64
-	err  error
+	rebasing chan error // gets the error of the base that is being made; nil when none is
+	from     snapshot   // the snapshot that the new base is made from
+	end      mark       // end of from
+	failed   int        // number of failed bases in a row
 }
 
 // publishLater publishes after a commit or on request, until s.stop is closed. An error breaks the Store, and the next
@@ -97,7 +91,12 @@ func (s *Store) publishLater() {
 	defer close(s.gone)
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &publisher{store: s}
-	defer p.end(cancel)
+	defer func() { // a base may be in the making
+		cancel()
+		if p.rebasing != nil {
+			<-p.rebasing
+		}
+	}()
 	dirty, rest := s.dirty, (<-chan time.Time)(nil)
 	for {
 		select {
@@ -111,14 +110,6 @@ func (s *Store) publishLater() {
 		case <-rest:
 			dirty, rest = s.dirty, nil
 		}
-	}
-}
-
-// end cancels a base that is being made and waits for it.
-func (p *publisher) end(cancel context.CancelFunc) {
-	cancel()
-	if p.rebasing != nil {
-		<-p.rebasing
 	}
 }
 
@@ -149,8 +140,8 @@ func (p *publisher) once(ctx context.Context) error {
 		return err
 	}
 	if p.rebasing == nil && p.since > max(p.size, minRebase) {
-		p.rebasing, p.from = make(chan rebased, 1), n
-		go p.rebase(ctx, n, p.last)
+		p.rebasing, p.from, p.end = make(chan error, 1), n, p.last
+		go p.rebase(ctx, n, p.rebasing)
 	}
 	return p.removeOld(n.epoch)
 }
@@ -203,42 +194,39 @@ func (p *publisher) first() (n snapshot, err error) {
 		return n, err
 	}
 	p.base, p.since = p.last, 0
-	p.size, err = sizeOf(filepath.Join(s.dir, n.file()))
+	p.size, err = sizeOf(n.path(s.dir))
 	return n, err
 }
 
-// rebase makes a base from snapshot n, whose end is the mark goes.
-func (p *publisher) rebase(ctx context.Context, n snapshot, goes mark) {
-	base := snapshot{n.epoch, n.commits, -1}
-	err := p.store.put(base.file(), func(path string) error { return n.write(ctx, p.store.dir, path) })
-	var size int64
-	if err == nil {
-		size, err = sizeOf(filepath.Join(p.store.dir, base.file()))
-	}
-	p.rebasing <- rebased{goes, size, err}
+// rebase makes a base from a snapshot.
+func (p *publisher) rebase(ctx context.Context, from snapshot, done chan<- error) {
+	done <- p.store.put(from.asBase().file(), func(path string) error { return from.write(ctx, p.store.dir, path) })
 }
 
 // adopt starts to use a finished base.
-func (p *publisher) adopt() error {
+func (p *publisher) adopt() (err error) {
 	select {
-	case r := <-p.rebasing:
-		p.rebasing, p.from = nil, snapshot{}
-		switch {
-		case r.err != nil: // the old base still works; the next attempt is due after the same number of bytes
-			p.since = 0
-			if p.failed++; p.failed == maxFailedBases {
-				return fmt.Errorf("make a new base, for the %dth time: %w", p.failed, r.err)
-			}
-		case r.goes.commits > p.base.commits: // otherwise first has written a newer base meanwhile
-			p.base, p.size, p.since, p.failed = r.goes, r.size, 0, 0
-		}
-		return nil
+	case err = <-p.rebasing:
 	default:
 		return nil
 	}
+	base := p.from.asBase()
+	p.rebasing, p.from = nil, snapshot{}
+	switch {
+	case err != nil: // the old base still works; the next attempt is due after the same number of bytes
+		p.since = 0
+		if p.failed++; p.failed == maxFailedBases {
+			return fmt.Errorf("make a new base, for the %dth time: %w", p.failed, err)
+		}
+	case p.end.commits > p.base.commits: // otherwise first has written a newer base meanwhile
+		p.base, p.since, p.failed = p.end, 0, 0
+		p.size, err = sizeOf(base.path(p.store.dir))
+		return err
+	}
+	return nil
 }
 
-// put writes a file of the study's directory under a temporary name, syncs it and renames it, so that a reader never
+// put writes a file of the study's directory under a temporary name, syncs the file and renames it. A reader never
 // finds half a file.
 func (s *Store) put(name string, write func(path string) error) error {
 	path := filepath.Join(s.dir, name)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"database/sql"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -26,11 +25,11 @@ import (
 // stored up to a second of commits that the snapshot lacks. A resumed study has them.
 func ReadSnapshot(dir string) (Study, error) { return readPublished(dir, load) }
 
-// ReadSummary is ReadSnapshot for a study that may be long. A trial has no Probes, and its Result lacks Tail, Notes,
-// Ended, the Facts except version, start-up and cache size, and the Capacity's Why, Probes, Pieces and Steps.
+// ReadSummary is ReadSnapshot for a study that may be long. A trial has no Probes. Its Result lacks Tail, Notes,
+// Ended, and the Capacity's Why, Probes, Pieces and Steps. The Facts have only version, start-up and cache size.
 //
-// whole is called with this summary and returns the numbers of trials to read with result and probes. Even those lack
-// Series, Sketches and Server, and their checks lack Each.
+// whole is called with this summary and returns the numbers of trials to read with result and probes. Even those
+// trials lack Series, Sketches and Server, and their checks lack Each.
 func ReadSummary(dir string, whole func(Study) []int) (Study, error) {
 	return readPublished(dir, func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }
@@ -89,7 +88,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 
 // unread is the error for a snapshot that could not be read. It names a missing file once, without the system call.
 func (n snapshot) unread(dir string, err error) error {
-	path := filepath.Join(dir, n.file())
+	path := n.path(dir)
 	if of, ok := err.(*fs.PathError); ok && errors.Is(of, fs.ErrNotExist) {
 		err = of.Err
 		if of.Path != path {
@@ -106,40 +105,35 @@ const (
 	firstPause = 5 * time.Millisecond
 )
 
-// read opens a snapshot and reads from it.
+// read opens a snapshot and reads from it, or from a copy that is converted to the newest schema.
 func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
-	defer func() { err = explainFile(filepath.Join(dir, n.of().file()), err) }()
-	db, err := n.open(dir)
-	if err != nil {
+	defer func() { err = explainFile(n.of().path(dir), err) }()
+	if err := n.check(dir); err != nil {
 		return Study{}, err
 	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	version, err := schemaVersion(db)
-	if err != nil {
-		return Study{}, err
-	}
-	switch {
-	case version > len(migrations):
-		return Study{}, newerError{version}
-	case version == 0:
-		err = sql.ErrNoRows
-	case version < len(migrations):
-		study, err = n.readOlder(dir, from)
-	default:
-		study, err = from(db)
-	}
-	if errors.Is(err, sql.ErrNoRows) { // a published snapshot has a study
-		err = damagedf("no study is in it")
-	}
-	if err == nil && version >= hasSums && study.ID != "" && study.Commits != n.commits {
-		err = damagedf("it has %d commits, and its name says %d", study.Commits, n.commits)
-	}
-	return study, err
-}
-
-// readOlder reads from a copy that is converted to the newest schema.
-func (n snapshot) readOlder(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
-	return readCopy(func(path string) error { return n.writeNewest(context.Background(), dir, path) }, from)
+	return inFile(n.of().path(dir), published, func(db *sql.DB) (study Study, err error) {
+		version, err := schemaVersion(db)
+		if err == nil && !n.isBase() {
+			err = join(db, n.path(dir), version)
+		}
+		switch {
+		case err != nil:
+			return Study{}, err
+		case version == 0:
+			err = sql.ErrNoRows
+		case version < len(migrations):
+			study, err = readCopy(func(path string) error { return n.write(context.Background(), dir, path) }, from)
+		default:
+			study, err = from(db)
+		}
+		if errors.Is(err, sql.ErrNoRows) { // a published snapshot has a study
+			err = damagedf("no study is in it")
+		}
+		if err == nil && version >= hasSums && study.ID != "" && study.Commits != n.commits {
+			err = damagedf("it has %d commits, and its name says %d", study.Commits, n.commits)
+		}
+		return study, err
+	})
 }
 
 // readCopy reads from a temporary copy, which write makes in the newest schema.
@@ -153,12 +147,7 @@ func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) 
 	if err := write(path); err != nil {
 		return Study{}, err
 	}
-	db, err := openFile(path, published)
-	if err != nil {
-		return Study{}, err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	return from(db)
+	return inFile(path, published, from)
 }
 
 // missing is the error when a directory has no snapshot. It says why, and names similar studies.
@@ -198,16 +187,4 @@ func ValidName(name string) error {
 		return unusablef("study name %q: it would be taken for a study file; use one without %s", name, filepath.Ext(name))
 	}
 	return nil
-}
-
-func decode(text string, v any) error { return json.Unmarshal([]byte(text), v) }
-
-// parseTime reads what formatTime wrote. Go parses its own RFC3339Nano in a third of the time of another layout.
-func parseTime(text string, t *time.Time) (err error) {
-	layout := timeLayout
-	if len(text) == len(timeLayout) && strings.HasSuffix(text, "Z") {
-		layout = time.RFC3339Nano
-	}
-	*t, err = time.Parse(layout, text)
-	return err
 }

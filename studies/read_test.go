@@ -15,15 +15,21 @@ import (
 	"vllmtuner/studies/fence"
 )
 
+// beginIn begins studies in a root directory.
+func beginIn(t *testing.T, root string, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		study := llama
+		study.Name = name
+		s, _, err := Open(t.Context(), filepath.Join(root, name), study, Options{})
+		try(t, err, s.Close())
+	}
+}
+
 // If a directory has no snapshot, the error of ReadSnapshot says why, and names similar studies.
 func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 	root := t.TempDir()
-	for _, name := range []string{"llama70b-h200", "qwen32b"} {
-		study := llama
-		study.Name = name
-		s, _, err := Open(context.Background(), filepath.Join(root, name), study, Options{})
-		try(t, err, s.Close())
-	}
+	beginIn(t, root, "llama70b-h200", "qwen32b")
 	killed := filepath.Join(root, "killed")
 	try(t, os.MkdirAll(filepath.Join(killed, fence.SlotDir), 0o755), os.WriteFile(filepath.Join(killed, fence.SlotDir, "000000000001"), nil, 0o644),
 		os.MkdirAll(filepath.Join(root, "home", "snap", "firefox"), 0o755), // no study
@@ -59,12 +65,7 @@ func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 
 func TestList(t *testing.T) {
 	root := t.TempDir()
-	for _, name := range []string{"b", "a"} {
-		study := llama
-		study.Name = name
-		s, _, err := Open(context.Background(), filepath.Join(root, name), study, Options{})
-		try(t, err, s.Close())
-	}
+	beginIn(t, root, "b", "a")
 	try(t, os.Mkdir(filepath.Join(root, "c"), 0o755))
 	names, err := List(root)
 	try(t, err)
@@ -78,22 +79,16 @@ func TestList(t *testing.T) {
 	wantError(t, err, "list the studies", "not a directory")
 }
 
-// examineError returns the error of ExamineDisk.
-func examineError(dir string) error {
-	_, err := ExamineDisk(dir)
-	return err
-}
-
 func TestExamineDisk(t *testing.T) {
 	root := t.TempDir()
 	file := filepath.Join(root, "file")
-	try(t, os.WriteFile(file, nil, 0o644), examineError(filepath.Join(root, "studies", "llama70b")))
+	try(t, os.WriteFile(file, nil, 0o644), errorOf(ExamineDisk(filepath.Join(root, "studies", "llama70b"))))
 	entries, err := os.ReadDir(root)
 	try(t, err)
 	if len(entries) != 1 {
 		t.Errorf("after ExamineDisk the directory has %v, want file alone", entries)
 	}
-	wantUnusable(t, examineError(file), file+" is a file")
+	wantUnusable(t, errorOf(ExamineDisk(file)), file+" is a file")
 }
 
 func TestValidName(t *testing.T) {

@@ -46,13 +46,17 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 	if err == nil {
 		return s.commits, nil
 	}
-	if s.options.FromSnapshot && isDamage(err) {
-		return s.restore(err, acknowledged)
-	}
 	if !isDamage(err) {
 		return 0, err
 	}
-	return 0, fmt.Errorf("%w%s", err, s.offer(acknowledged))
+	name, study, noSnapshot := newest(s.dir, loadWhole)
+	switch {
+	case noSnapshot != nil:
+		return 0, fmt.Errorf("%w; there is no snapshot to go on from (%v)%s", err, noSnapshot, s.offerBackup(acknowledged))
+	case s.options.FromSnapshot:
+		return s.restore(err, name, study, acknowledged)
+	}
+	return 0, fmt.Errorf("%w\n%s", err, s.offer(name, study, acknowledged))
 }
 
 // sameStudy returns an error when a database holds another study than was published.
@@ -105,21 +109,11 @@ func isHot(path string) (bool, error) {
 	return n == 1 && first[0] != 0, errors.Join(err, f.Close())
 }
 
-// newerError says that a database has a schema that this tuner does not know.
-type newerError struct{ version int }
-
-func (e newerError) Error() string {
-	return fmt.Sprintf("written by a newer tuner (schema %d, this one knows %d): use that one", e.version, len(migrations))
-}
-
 // checkDatabase checks a database and returns its number of commits.
 func checkDatabase(db *sql.DB) (commits int64, err error) {
 	version, err := schemaVersion(db)
-	switch {
-	case err != nil:
+	if err != nil {
 		return 0, err
-	case version > len(migrations):
-		return 0, newerError{version}
 	}
 	var damage string
 	if err := db.QueryRow("PRAGMA integrity_check(1)").Scan(&damage); err != nil {
@@ -153,25 +147,26 @@ func noOthers(db *sql.DB) error {
 	return cmp.Or(err, damagedf("it holds %s of another program, and no study", table))
 }
 
-// offer says how to go on without a damaged or lost database, and how many commits would be lost.
-func (s *Store) offer(acknowledged int64) string {
-	name, study, err := newest(s.dir, loadWhole)
-	if err != nil {
-		none := fmt.Sprintf("; there is no snapshot to go on from (%v)", err)
-		if backup, found := newestBackup(s.dir, s.path); found {
-			return none + backup.offer(acknowledged)
-		}
-		return none + ", and no whole copy in an older epoch: restore the study's directory from a backup, or begin the study under another name"
+// offerBackup says how to go on when the database and all snapshots are damaged or lost.
+func (s *Store) offerBackup(acknowledged int64) string {
+	if backup, found := newestBackup(s.dir, s.path); found {
+		return backup.offer(acknowledged)
 	}
+	return ", and no whole copy in an older epoch: restore the study's directory from a backup, or begin the study under another name"
+}
+
+// offer says how to go on from a snapshot, and how many commits would be lost.
+func (s *Store) offer(name snapshot, study Study, acknowledged int64) string {
 	probes := 0
 	for _, t := range study.Trials {
 		probes += len(t.Probes)
 	}
-	return fmt.Sprintf("\n%s holds the study as it was published at %s, with %s and %s; %s.\nTo go on from there: tuner run --from-snapshot",
-		filepath.Join(s.dir, name.file()), study.Updated.Local().Format(time.DateTime), render.Count(len(study.Trials), "trial"), render.Count(probes, "probe"), lostAfter(acknowledged-study.Commits))
+	return fmt.Sprintf("%s holds the study as it was published at %s, with %s and %s; %s.\nTo go on from there: tuner run --from-snapshot",
+		name.path(s.dir), study.Updated.Local().Format(time.DateTime), render.Count(len(study.Trials), "trial"), render.Count(probes, "probe"),
+		lostAfter(acknowledged-study.Commits))
 }
 
-// loadWhole is load after checkDatabase.
+// loadWhole checks a whole database, and loads its study.
 func loadWhole(db *sql.DB) (Study, error) {
 	if _, err := checkDatabase(db); err != nil {
 		return Study{}, err
@@ -179,12 +174,8 @@ func loadWhole(db *sql.DB) (Study, error) {
 	return load(db)
 }
 
-// restore replaces a useless copy by the newest snapshot.
-func (s *Store) restore(why error, acknowledged int64) (commits int64, err error) {
-	name, study, err := newest(s.dir, loadWhole)
-	if err != nil { // offer names a backup, or says that there is none
-		return 0, fmt.Errorf("%w%s", why, s.offer(acknowledged))
-	}
+// restore replaces a useless copy by a snapshot.
+func (s *Store) restore(why error, name snapshot, study Study, acknowledged int64) (commits int64, err error) {
 	epoch := filepath.Base(filepath.Dir(s.path))
 	err = errors.Join(s.db.Close(), s.folder.Remove(epoch+"/"+fence.Journal), s.folder.Remove(epoch+"/"+fence.Database))
 	if err != nil {
@@ -199,15 +190,12 @@ func (s *Store) restore(why error, acknowledged int64) (commits int64, err error
 	if _, err := checkDatabase(s.db); err != nil {
 		return 0, errors.Join(why, fmt.Errorf("%s is of no use either: %w", name.file(), err))
 	}
-	if err := migrate(s.db); err != nil {
-		return 0, err
-	}
 	s.commits = max(acknowledged, study.Commits)
-	s.restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
+	s.Restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
 	return s.commits, transact(s.db, func(tx *transaction) error {
 		return tx.inStudy(func(tx *transaction) error {
 			tx.set("commits", s.commits)
-			addEvent(tx, Restored, s.restored)
+			addEvent(tx, Restored, s.Restored)
 			return nil
 		})
 	})

@@ -3,6 +3,7 @@ package studies
 import (
 	"bytes"
 	"context"
+	"database/sql"
 	"errors"
 	"os"
 	"path/filepath"
@@ -195,7 +196,7 @@ func TestReadAnOlderSnapshot(t *testing.T) {
 	}
 	try(t, os.Remove(filepath.Join(dir, all[0].file())), os.WriteFile(filepath.Join(dir, currentFile), []byte(all[0].file()+"\n"), 0o644))
 	again, err := ReadSnapshot(dir)
-	try(t, err, exported(Export(t.Context(), dir, filepath.Join(t.TempDir(), "one.db"))))
+	try(t, err, errorOf(Export(t.Context(), dir, filepath.Join(t.TempDir(), "one.db"))))
 	if len(again.Trials) != 3 {
 		t.Errorf("ReadSnapshot has %d trials, want the 3 of the snapshot before", len(again.Trials))
 	}
@@ -321,19 +322,17 @@ func TestDatabaseOfAnotherProgram(t *testing.T) {
 
 // A snapshot without a study is damaged.
 func TestSnapshotWithoutAStudy(t *testing.T) {
-	for name, sql := range map[string]string{"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0", "no row": "DELETE FROM studies"} {
-		dir, all := inOneBase(t)
-		path := filepath.Join(dir, all[0].file())
-		for _, n := range all[1:] {
-			try(t, os.Remove(filepath.Join(dir, n.file())))
-		}
-		db, err := openFile(path, scratch)
-		try(t, err)
-		_, err = db.Exec(sql)
-		try(t, err, db.Close())
-		if _, err = ReadSummary(dir, func(Study) []int { return nil }); err == nil {
-			t.Fatalf("%s: ReadSummary succeeds, want an error", name)
-		}
-		wantUnusable(t, err, "it is damaged: no study is in it")
+	for name, change := range map[string]string{
+		"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0",
+		"no row":    "DELETE FROM studies",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir, all := inOneBase(t)
+			for _, n := range all[1:] {
+				try(t, os.Remove(n.path(dir)))
+			}
+			inDatabase(t, all[0].path(dir), scratch, func(db *sql.DB) { try(t, errorOf(db.Exec(change))) })
+			wantUnusable(t, errorOf(ReadSummary(dir, func(Study) []int { return nil })), "it is damaged: no study is in it")
+		})
 	}
 }

@@ -221,14 +221,30 @@ func (c connector) Connect(context.Context) (driver.Conn, error) { return c.Driv
 
 // openFile opens the SQLite file at path with one connection, because SQLite's locks belong to a connection.
 func openFile(path, query string) (*sql.DB, error) {
-	path, err := filepath.Abs(path)
+	name, err := uri(path, query)
 	if err != nil {
 		return nil, err
 	}
-	name := url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: query}
-	db := sql.OpenDB(connector{name.String()})
+	db := sql.OpenDB(connector{name})
 	db.SetMaxOpenConns(1)
 	return db, nil
+}
+
+// uri is SQLite's name of a file that is opened with the settings of a query.
+func uri(path, query string) (string, error) {
+	path, err := filepath.Abs(path)
+	name := url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: query}
+	return name.String(), err
+}
+
+// inFile opens an SQLite file for do, and closes it.
+func inFile[T any](path, query string, do func(*sql.DB) (T, error)) (result T, err error) {
+	db, err := openFile(path, query)
+	if err != nil {
+		return result, err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	return do(db)
 }
 
 // openLive opens the live database. It creates the file with the study's rights, because with SQLite's everybody could
@@ -244,7 +260,15 @@ func openLive(path string) (*sql.DB, error) {
 	return openFile(path, settings)
 }
 
-// schemaVersion returns the version of a database. An empty database has version 0.
+// A newerError says that a database has a schema that this tuner does not know.
+type newerError struct{ version int }
+
+func (e newerError) Error() string {
+	return fmt.Sprintf("written by a newer tuner (schema %d, this one knows %d): use that one", e.version, len(migrations))
+}
+
+// schemaVersion returns the version of a database, and a newerError when this tuner does not know the version. An empty
+// database has version 0.
 func schemaVersion(db *sql.DB) (version int, err error) {
 	err = db.QueryRow("PRAGMA user_version").Scan(&version)
 	if err != nil {
@@ -257,6 +281,9 @@ func schemaVersion(db *sql.DB) (version int, err error) {
 	if version < 0 || id != application(version) {
 		return 0, damagedf("its header has a wrong schema version, %d", version)
 	}
+	if version > len(migrations) {
+		return version, newerError{version}
+	}
 	return version, nil
 }
 
@@ -265,9 +292,6 @@ func migrate(db *sql.DB) error {
 	version, err := schemaVersion(db)
 	if err != nil {
 		return err
-	}
-	if version > len(migrations) {
-		return newerError{version}
 	}
 	for ; version < len(migrations); version++ {
 		next := version + 1
@@ -297,7 +321,7 @@ type transaction struct {
 	tx  *sql.Tx
 	err error
 
-	head  cells    // the study's own row, within inStudy
+	head  row      // the study's own row, within inStudy
 	holds holdings // rows and sums of the tables, within inStudy
 }
 
@@ -306,18 +330,6 @@ func (t *transaction) exec(query string, args ...any) {
 	if t.err == nil {
 		_, t.err = t.tx.Exec(query, args...)
 	}
-}
-
-// scan reads the row that a query finds. It returns sql.ErrNoRows where there is none, and the transaction goes on.
-func (t *transaction) scan(query string, args []any, into ...any) error {
-	if t.err != nil {
-		return t.err
-	}
-	err := t.tx.QueryRow(query, args...).Scan(into...)
-	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		t.err = err
-	}
-	return err
 }
 
 // transact runs do in one transaction. The transaction is on the disk when it returns nil.

@@ -65,19 +65,15 @@ func asWritten(t *testing.T, db *sql.DB) (trials []Trial) {
 // eventTexts returns the kind and text of each event of an older database.
 func eventTexts(t *testing.T, db *sql.DB) (texts []string) {
 	t.Helper()
-	rows, err := db.Query(`SELECT kind || ' ' || text FROM events ORDER BY id`)
-	try(t, err)
-	for rows.Next() {
-		var text string
-		try(t, rows.Scan(&text))
-		texts = append(texts, text)
-	}
-	try(t, rows.Err(), rows.Close())
+	try(t, scanRows(db, `SELECT kind || ' ' || text FROM events ORDER BY id`, nil, func(values []any) error {
+		texts = append(texts, values[0].(string))
+		return nil
+	}))
 	return texts
 }
 
-// A study of each older schema can be read, and resumes in the newest schema with the same values. The old database is
-// kept.
+// A study of each older schema can be read as a file and from a snapshot. It resumes in the newest schema with the
+// same values, and the old database is kept.
 func TestOlderSchemas(t *testing.T) {
 	for version := 1; version < len(migrations); version++ {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {
@@ -94,10 +90,14 @@ func TestOlderSchemas(t *testing.T) {
 			was, err := os.ReadFile(first)
 			try(t, err)
 
+			is, err := IsFile(first)
+			try(t, err)
+			read, err := ReadFile(first)
+			try(t, err)
 			study, err := ReadSnapshot(dir)
 			try(t, err)
-			if !reflect.DeepEqual(study.Trials, want) {
-				t.Errorf("ReadSnapshot has the trials\n%+v, want\n%+v", study.Trials, want)
+			if !is || !reflect.DeepEqual(read.Trials, want) || !reflect.DeepEqual(study.Trials, want) {
+				t.Errorf("IsFile = %t, and ReadFile and ReadSnapshot have the trials\n%+v and\n%+v, want\n%+v", is, read.Trials, study.Trials, want)
 			}
 			for i, e := range study.Events {
 				if e.Kind+" "+e.Text() != events[i] || (e.Kind == Drift) != (len(e.Changes) > 0) {

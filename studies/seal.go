@@ -4,7 +4,6 @@ import (
 	"database/sql"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"slices"
 	"strings"
 )
@@ -40,31 +39,24 @@ func (t *transaction) inStudy(do func(*transaction) error) (err error) {
 // set changes a column of the study's row.
 func (t *transaction) set(column string, value any) {
 	if t.err == nil {
-		t.head = t.change(studiesTable, t.head, column, value)
+		t.head = t.change(t.head, column, value)
 	}
 }
 
-// insert stores a row. values are for the table's columns, and more for the columns that more lists.
+// insert stores a row. values are for the table's columns, and more for its long columns.
 func (t *transaction) insert(into *table, values []any, more ...any) {
-	row, err := valuesOf(values)
+	is, err := valuesOf(values)
 	if t.err = errors.Join(t.err, err); t.err != nil {
 		return
 	}
-	row = append(row, into.sum(row))
-	t.exec("INSERT INTO "+into.name+" ("+strings.Join(into.columns, ", ")+", sum"+into.more()+") VALUES (?"+strings.Repeat(",?", len(row)+len(more)-1)+")",
-		append(slices.Clone(row), more...)...)
-	t.hold(into, t.holds[into.name].plus(into.sumOf(row)))
+	next := row{into, is}
+	next.values = append(next.values, next.checksum())
+	t.exec("INSERT INTO "+into.name+" ("+into.list(long)+") VALUES (?"+strings.Repeat(",?", len(next.values)+len(more)-1)+")",
+		slices.Concat(next.values, more)...)
+	t.hold(into, t.holds[into.name].plus(next.sum()))
 	if into == studiesTable {
-		t.head = row
+		t.head = next
 	}
-}
-
-// more lists the columns of a table that its rows' checksums do not cover.
-func (t *table) more() string {
-	if t == probesTable {
-		return ", series, sketches"
-	}
-	return ""
 }
 
 func (t *transaction) hold(in *table, now holding) {
@@ -75,17 +67,17 @@ func (t *transaction) hold(in *table, now holding) {
 
 // nextID is the next ID of a table that only grows.
 func (t *transaction) nextID(of *table) (id int64) {
-	if err := t.scan("SELECT coalesce(max(id), 0)+1 FROM "+of.name, nil, &id); err != nil {
-		t.err = errors.Join(t.err, err)
+	if t.err == nil {
+		t.err = t.tx.QueryRow("SELECT coalesce(max(id), 0)+1 FROM " + of.name).Scan(&id)
 	}
 	return id
 }
 
 // rows returns the rows that match a condition.
-func (t *transaction) rows(of *table, where string, args ...any) (all []cells) {
+func (t *transaction) rows(of *table, where string, args ...any) (all []row) {
 	if t.err == nil {
-		t.err = of.read(t.tx, "", where, args, func(row cells) error {
-			all = append(all, slices.Clone(row))
+		t.err = of.read(t.tx, short, where, args, func(r row) error {
+			all = append(all, row{of, slices.Clone(r.values)})
 			return nil
 		})
 	}
@@ -93,7 +85,7 @@ func (t *transaction) rows(of *table, where string, args ...any) (all []cells) {
 }
 
 // change updates columns of a row, given as pairs of a column and its value, and returns the new row.
-func (t *transaction) change(in *table, row cells, pairs ...any) cells {
+func (t *transaction) change(was row, pairs ...any) row {
 	var columns []string
 	var values []any
 	for pair := range slices.Chunk(pairs, 2) {
@@ -101,16 +93,16 @@ func (t *transaction) change(in *table, row cells, pairs ...any) cells {
 	}
 	is, err := valuesOf(values)
 	if t.err = errors.Join(t.err, err); t.err != nil {
-		return row
+		return was
 	}
-	next := slices.Clone(row)
+	in, next := was.of, row{was.of, slices.Clone(was.values)}
 	for i, name := range columns {
-		next[in.column(name)] = is[i]
+		next.values[in.index[name]] = is[i]
 	}
-	next[len(in.columns)] = in.sum(next)
-	args := append(slices.Clone(is), next[len(in.columns)])
-	t.exec("UPDATE "+in.name+" SET "+strings.Join(columns, "=?, ")+"=?, sum=?"+in.byKey(), append(args, row[:in.key]...)...)
-	t.hold(in, t.holds[in.name].minus(in.sumOf(row)).plus(in.sumOf(next)))
+	next.values[in.index["sum"]] = next.checksum()
+	t.exec("UPDATE "+in.name+" SET "+strings.Join(columns, "=?, ")+"=?, sum=?"+in.byKey(),
+		slices.Concat(is, []any{next.sum()}, was.key())...)
+	t.hold(in, t.holds[in.name].minus(was.sum()).plus(next.sum()))
 	return next
 }
 
@@ -118,24 +110,21 @@ func (t *table) byKey() string { return " WHERE " + strings.Join(t.columns[:t.ke
 
 // remove removes the rows that match a condition.
 func (t *transaction) remove(from *table, where string, args ...any) {
-	for _, row := range t.rows(from, where, args...) {
-		t.exec("DELETE FROM "+from.name+from.byKey(), row[:from.key]...)
-		t.hold(from, t.holds[from.name].minus(from.sumOf(row)))
+	for _, r := range t.rows(from, where, args...) {
+		t.exec("DELETE FROM "+from.name+from.byKey(), r.key()...)
+		t.hold(from, t.holds[from.name].minus(r.sum()))
 	}
 }
 
 // partsOf counts and sums the rows of a trial's result and probes.
 func (t *transaction) partsOf(trial any) (parts holding) {
 	for _, of := range []*table{resultsTable, probesTable} {
-		for _, row := range t.rows(of, "WHERE trial=?", trial) {
-			parts = parts.plus(of.sumOf(row))
+		for _, r := range t.rows(of, "WHERE trial=?", trial) {
+			parts = parts.plus(r.sum())
 		}
 	}
 	return parts
 }
-
-// rowsInMemory is how many rows sealTable holds at once.
-const rowsInMemory = 256
 
 // sealAll gives each row of a database a checksum. Damage from before that time does not show.
 func (t *transaction) sealAll() error {
@@ -159,27 +148,33 @@ func (t *transaction) sealAll() error {
 
 // sealTable seals the rows of one table. It adds results and probes to the parts of their trials.
 func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
-	after := int64(-1 << 63)
-	for {
-		rows, err := t.unsealed(of, after)
-		if err != nil || len(rows) == 0 {
-			return errors.Join(err, t.err)
-		}
-		for _, row := range rows {
-			last := len(of.columns) + 1 // index of the compressed columns, if any; the rowid is last
-			after = row.integer(len(row) - 1)
-			if of == probesTable {
-				row[of.column("long_sum")] = longSum(row.bytes(last), row.bytes(last+1))
-				t.exec("UPDATE probes SET long_sum=? WHERE rowid=?", row[of.column("long_sum")], after)
-			}
-			sum := of.sum(row)
-			t.exec("UPDATE "+of.name+" SET sum=? WHERE rowid=?", sum, after)
-			t.hold(of, t.holds[of.name].plus(sum))
-			if of == resultsTable || of == probesTable {
-				parts[row.integer(0)] = parts[row.integer(0)].plus(sum)
-			}
-		}
+	type seal struct {
+		id, sum int64
+		long    any
 	}
+	var seals []seal // 40 bytes a row
+	err := scanRows(t.tx, "SELECT "+of.list(long)+", rowid FROM "+of.name, nil, func(values []any) error {
+		r, s := row{of, values}, seal{id: values[len(values)-1].(int64)}
+		if of == probesTable {
+			s.long = longSum(r.bytes("series"), r.bytes("sketches"))
+			values[of.index["long_sum"]] = s.long
+		}
+		s.sum = r.checksum()
+		t.hold(of, t.holds[of.name].plus(s.sum))
+		if of == resultsTable || of == probesTable {
+			number := r.integer("trial")
+			parts[number] = parts[number].plus(s.sum)
+		}
+		seals = append(seals, s)
+		return nil
+	})
+	for _, s := range seals {
+		if of == probesTable {
+			t.exec("UPDATE probes SET long_sum=? WHERE rowid=?", s.long, s.id)
+		}
+		t.exec("UPDATE "+of.name+" SET sum=? WHERE rowid=?", s.sum, s.id)
+	}
+	return errors.Join(err, t.err)
 }
 
 // sealTrials stores the parts of the finished trials, and seals the trials.
@@ -188,26 +183,4 @@ func (t *transaction) sealTrials(parts map[int64]holding) error {
 		t.exec("UPDATE trials SET holds_rows=?, holds_sum=? WHERE number=? AND state=?", has.Rows, has.Sum, number, Done)
 	}
 	return t.sealTable(trialsTable, nil)
-}
-
-// unsealed reads some rows after a rowid, and does not check their checksums.
-func (t *transaction) unsealed(of *table, after int64) (all []cells, err error) {
-	query := fmt.Sprintf("SELECT %s, sum%s, rowid FROM %s WHERE rowid > ? ORDER BY rowid LIMIT %d", strings.Join(of.columns, ", "), of.more(), of.name, rowsInMemory)
-	rows, err := t.tx.Query(query, after)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
-	for rows.Next() {
-		row := make(cells, len(of.columns)+2+strings.Count(of.more(), ","))
-		into := make([]any, len(row))
-		for i := range row {
-			into[i] = &row[i]
-		}
-		if err := rows.Scan(into...); err != nil {
-			return nil, err
-		}
-		all = append(all, row)
-	}
-	return all, nil
 }

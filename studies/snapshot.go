@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net/url"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -47,6 +46,8 @@ func (n snapshot) file() string {
 	return fmt.Sprintf("%s/%012d-%012d-%012d.delta", snapshotDir, n.epoch, n.commits, n.base)
 }
 
+func (n snapshot) path(dir string) string { return filepath.Join(dir, n.file()) }
+
 // of returns the base of a delta. For a base it returns the base.
 func (n snapshot) of() snapshot {
 	if n.isBase() {
@@ -54,6 +55,9 @@ func (n snapshot) of() snapshot {
 	}
 	return snapshot{n.epoch, n.base, -1}
 }
+
+// asBase returns the base with the same content.
+func (n snapshot) asBase() snapshot { return snapshot{n.epoch, n.commits, -1} }
 
 // compare orders snapshots with the newest last. A base and a delta with the same commits have the same content.
 func (n snapshot) compare(m snapshot) int {
@@ -138,80 +142,25 @@ func fileNames(entries []os.DirEntry) (names []string) {
 	return names
 }
 
-// open opens a snapshot as one database.
-func (n snapshot) open(dir string) (db *sql.DB, err error) {
-	for _, part := range []snapshot{n, n.of()} { // because SQLite's error for a missing file says less
-		info, err := os.Stat(filepath.Join(dir, part.file()))
+// check returns an error if a file of a snapshot is missing or is no regular file. SQLite's error would say less, and
+// opening a pipe would block.
+func (n snapshot) check(dir string) error {
+	for _, part := range []snapshot{n, n.of()} {
+		info, err := os.Stat(part.path(dir))
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if !info.Mode().IsRegular() { // to open a pipe would block
-			return nil, unusablef("open %s: %w", filepath.Join(dir, part.file()), foreign.ErrNoFile)
+		if !info.Mode().IsRegular() {
+			return unusablef("open %s: %w", part.path(dir), foreign.ErrNoFile)
 		}
-	}
-	if db, err = openFile(filepath.Join(dir, n.of().file()), published); err != nil || n.isBase() {
-		return db, err
-	}
-	if err := n.join(dir, db); err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return db, nil
-}
-
-// join adds a delta to the opened database of its base.
-func (n snapshot) join(dir string, db *sql.DB) error {
-	version, err := schemaVersion(db)
-	switch {
-	case err != nil:
-		return err
-	case version > len(migrations): // its tables are unknown
-		return newerError{version}
-	}
-	views := joined
-	if version >= hasChanges {
-		views += joinedChanges
-	}
-	if err := attach(db, filepath.Join(dir, n.file())); err != nil {
-		return err
-	}
-	_, err = db.Exec(views + "PRAGMA query_only=1")
-	return err
-}
-
-// attach attaches a delta to the database of its base.
-func attach(db *sql.DB, delta string) error {
-	path, err := filepath.Abs(delta)
-	if err != nil {
-		return err
-	}
-	name := url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: published}
-	if _, err = db.Exec(`ATTACH ? AS delta`, name.String()); err != nil {
-		return fmt.Errorf("attach the delta to its base: %w", err)
 	}
 	return nil
 }
 
-// write writes a snapshot as one database to a path, and syncs it.
+// write writes a snapshot to a path, as one database in the newest schema, and syncs the file. It copies the delta
+// first: while it copies the base, the owner may publish three newer snapshots and remove this one. After an error
+// the file is useless.
 func (n snapshot) write(ctx context.Context, dir, path string) (err error) {
-	return n.writeWith(ctx, dir, filepath.Join(dir, n.file()), path)
-}
-
-// writeWith is write with the path of the delta, if n is one.
-func (n snapshot) writeWith(ctx context.Context, dir, delta, path string) (err error) {
-	if err := copyFile(ctx, filepath.Join(dir, n.of().file()), path); err != nil {
-		return err
-	}
-	if !n.isBase() {
-		if err := merge(path, delta); err != nil {
-			return err
-		}
-	}
-	return syncPath(path)
-}
-
-// writeNewest is write in the newest schema. It copies the delta first: while it copies the base, the owner may publish
-// three newer snapshots and remove this one.
-func (n snapshot) writeNewest(ctx context.Context, dir, path string) (err error) {
 	delta := path + ".delta"
 	if !n.isBase() {
 		defer func() {
@@ -219,51 +168,25 @@ func (n snapshot) writeNewest(ctx context.Context, dir, path string) (err error)
 				err = errors.Join(err, removed)
 			}
 		}()
-		if err := copyFile(ctx, filepath.Join(dir, n.file()), delta); err != nil {
+		if err := copyFile(ctx, n.path(dir), delta); err != nil {
 			return err
 		}
 	}
-	if err := n.writeWith(ctx, dir, delta, path); err != nil {
+	if err := copyFile(ctx, n.of().path(dir), path); err != nil {
 		return err
 	}
-	if err := renew(path); err != nil {
+	_, err = inFile(path, scratch, func(db *sql.DB) (any, error) {
+		if !n.isBase() {
+			if err := merge(db, delta); err != nil {
+				return nil, err
+			}
+		}
+		return nil, migrate(db)
+	})
+	if err != nil {
 		return err
 	}
 	return syncPath(path)
-}
-
-// renew converts a copy to the newest schema.
-func renew(path string) error {
-	db, err := openFile(path, scratch)
-	if err != nil {
-		return err
-	}
-	return errors.Join(migrate(db), db.Close())
-}
-
-// merge adds a delta to a copy of its base. After an error the copy is useless.
-func merge(path, delta string) (err error) {
-	db, err := openFile(path, scratch)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	version, err := schemaVersion(db)
-	if err != nil {
-		return err
-	}
-	statements := merged
-	if version >= hasChanges {
-		statements += mergedChanges
-	}
-	if err := attach(db, delta); err != nil {
-		return err
-	}
-	if err := transact(db, func(tx *transaction) error { tx.exec(statements); return nil }); err != nil {
-		return fmt.Errorf("merge the delta into its base: %w", err)
-	}
-	_, err = db.Exec(`DETACH delta`)
-	return err
 }
 
 func copyFile(ctx context.Context, from, to string) error {

@@ -84,10 +84,8 @@ func compareSnapshots(t *testing.T, every int) {
 			}
 			whole := filepath.Join(t.TempDir(), "one.db")
 			try(t, newest.write(t.Context(), dir, whole))
-			db, err := openFile(whole, published)
+			again, err := inFile(whole, published, load)
 			try(t, err)
-			again, err := load(db)
-			try(t, err, db.Close())
 			if !reflect.DeepEqual(again, want) {
 				t.Fatalf("trial %d: the snapshot as one file differs from the study", n)
 			}

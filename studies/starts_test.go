@@ -23,13 +23,13 @@ func TestStarts(t *testing.T) {
 		started(110*time.Second, "--max-num-batched-tokens", "8192"),
 		{State: Running, Args: []string{"--max-num-batched-tokens", "1"}},
 	})
-	if starts.Cold() != 300*time.Second || starts.Warm() != 100*time.Second {
-		t.Errorf("Cold = %v, Warm = %v; want 300 s and 100 s", starts.Cold(), starts.Warm())
+	if starts.Cold != 300*time.Second || starts.Warm != 100*time.Second {
+		t.Errorf("Cold = %v, Warm = %v; want 300 s and 100 s", starts.Cold, starts.Warm)
 	}
-	if parts := starts.Parts(); len(parts) != 1 || parts[0].Took != 55*time.Second {
+	if parts := starts.Parts; len(parts) != 1 || parts[0].Took != 55*time.Second {
 		t.Errorf("Parts = %v", parts)
 	}
-	if cold := StartsOf(nil).Cold(); cold != 0 {
+	if cold := StartsOf(nil).Cold; cold != 0 {
 		t.Errorf("Cold = %v without starts, want 0", cold)
 	}
 }

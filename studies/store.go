@@ -50,13 +50,13 @@ type Options struct {
 // A method that returns a disk error leaves the Store broken. Whether the last commit happened is then unknown, and
 // only opening the study again can tell. All later calls return the same error.
 type Store struct {
+	Disk     Disk   // the study's disk
+	Restored string // the snapshot that Open restored, the commits that it lacks, and the reason; "" if the database was whole
+
 	dir     string
-	disk    Disk
 	options Options
 	folder  *fence.Folder
 	lease   *fence.Lease
-
-	restored string // see Restored
 
 	mu      sync.Mutex // guards all below
 	db      *sql.DB
@@ -73,28 +73,24 @@ type Store struct {
 	gone  chan struct{} // the publisher has ended
 }
 
-// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process owns
-// it, the error wraps ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk can be
-// written and has space. An error that will
-// come back at the next try wraps ErrUnusable.
+// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process
+// owns it, the error wraps ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk
+// can be written and has space. An error that will come back at the next try wraps ErrUnusable.
 //
-// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter to
-// know.
+// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter
+// to know.
 //
 // Open changes no state: the first Begin or Record sets it to Running. A Running trial is one that a dead owner left.
 // It keeps its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
 	defer func() { err = markUnusable(err) }()
-	if err := ValidName(study.Name); err != nil {
+	if dir, err = absolute(dir, study, options); err != nil {
 		return nil, false, err
 	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return nil, false, err
+	s := &Store{
+		dir: dir, options: options,
+		dirty: make(chan struct{}, 1), asked: make(chan chan error), stop: make(chan struct{}), gone: make(chan struct{}),
 	}
-	if err := refuse(dir, study, options); err != nil {
-		return nil, false, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
-	}
-	s := &Store{dir: dir, options: options, dirty: make(chan struct{}, 1), asked: make(chan chan error), stop: make(chan struct{}), gone: make(chan struct{})}
 	if err := s.take(ctx); err != nil {
 		return nil, false, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
 	}
@@ -118,14 +114,8 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 // CheckOpen returns the study's disk, and the error of Open as far as it shows without owning the study.
 func CheckOpen(dir string, study New) (disk Disk, err error) {
 	defer func() { err = markUnusable(err) }()
-	if err := ValidName(study.Name); err != nil {
+	if dir, err = absolute(dir, study, Options{}); err != nil {
 		return Disk{}, err
-	}
-	if dir, err = filepath.Abs(dir); err != nil {
-		return Disk{}, err
-	}
-	if err := refuse(dir, study, Options{}); err != nil {
-		return Disk{}, fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
 	}
 	disk, err = ExamineDisk(dir)
 	if _, gone := os.Stat(dir); err == nil && gone == nil {
@@ -134,8 +124,24 @@ func CheckOpen(dir string, study New) (disk Disk, err error) {
 	return disk, err
 }
 
-// refuse returns an error when the snapshot has another study or another world. So a refused Open changes nothing. If
-// no snapshot can be read, open checks the same in the database.
+// absolute returns the absolute path of a study's directory, and an error if the study's name or its newest snapshot
+// keeps Open from it.
+func absolute(dir string, study New, options Options) (string, error) {
+	if err := ValidName(study.Name); err != nil {
+		return "", err
+	}
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return "", err
+	}
+	if err := refuse(dir, study, options); err != nil {
+		return "", fmt.Errorf("open study %s (%s): %w", study.Name, dir, err)
+	}
+	return dir, nil
+}
+
+// refuse returns an error when the newest snapshot has another study or another world. A refused Open changes
+// nothing, because nothing is written before. If no snapshot can be read, open checks the same in the database.
 func refuse(dir string, is New, options Options) error {
 	measured := false
 	_, was, err := newest(dir, func(db *sql.DB) (study Study, err error) {
@@ -153,23 +159,6 @@ func refuse(dir string, is New, options Options) error {
 	return is.fits(was, measured, options)
 }
 
-// fits returns an error when the stored study cannot go on with these settings. A study without measurements fits any
-// world, but its imported trials were judged by its SLO.
-func (is New) fits(was Study, measured bool, options Options) error {
-	if was.Name != is.Name {
-		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
-	}
-	judged := measured || len(was.Prior) > 0
-	diff := drift(was, is)
-	switch {
-	case judged && len(is.final(was)) > 0:
-		return finalError(is.final(was), is.Name)
-	case measured && len(diff) > 0 && !options.AcceptDrift:
-		return worldError(diff)
-	}
-	return nil
-}
-
 // hasMeasured reports whether a study has a probe, or a trial with a result.
 func hasMeasured(db *sql.DB) (measured bool, err error) {
 	err = db.QueryRow(`SELECT EXISTS(SELECT 1 FROM probes) OR EXISTS(SELECT 1 FROM trials WHERE state=?)`, Done).Scan(&measured)
@@ -178,10 +167,10 @@ func hasMeasured(db *sql.DB) (measured bool, err error) {
 
 // take makes this process the study's owner.
 func (s *Store) take(ctx context.Context) (err error) {
-	if s.disk, err = prepare(s.dir); err != nil {
+	if s.Disk, err = prepare(s.dir); err != nil {
 		return err
 	}
-	if s.folder, err = fence.OpenFolder(s.dir, s.disk.Mount.Locks()); err != nil {
+	if s.folder, err = fence.OpenFolder(s.dir, s.Disk.Mount.Locks()); err != nil {
 		return err
 	}
 	ttl := cmp.Or(s.options.TakeoverAfter, fence.DefaultTTL)
@@ -275,7 +264,7 @@ func (s *Store) resume(was Study, is New) error {
 			}
 			addChanges(tx, trialCount(tx), Drift, diff)
 		}
-		if now := noticed(was, is); len(now) > 0 {
+		if now := difference(knownTo(is.Noted, was.Noted), is.Noted); len(now) > 0 {
 			addChanges(tx, trialCount(tx), noted, now)
 		}
 		// These may differ without a change of the world: a larger budget, another timeout.
@@ -292,13 +281,6 @@ func addEvent(tx *transaction, kind, text string) {
 	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trialCount(tx)})
 }
 
-// addChanges stores changes of the world as an event before a trial.
-func addChanges(tx *transaction, trial int64, kind string, all Changes) {
-	event := tx.nextID(eventsTable)
-	tx.insert(eventsTable, []any{event, formatTime(time.Now()), kind, "", trial})
-	insertChanges(tx, event, all)
-}
-
 func trialCount(tx *transaction) int64 { return tx.holds[trialsTable.name].Rows }
 
 // formatSeed is decimal text: an unsigned 64-bit number does not fit SQLite's INTEGER.
@@ -306,13 +288,6 @@ func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
 
 // Dir returns the study's directory, where others keep files beside the database.
 func (s *Store) Dir() string { return s.dir }
-
-// Restored names the snapshot that this Open restored, the commits that it lacks, and the reason. It is "" if the
-// database was whole.
-func (s *Store) Restored() string { return s.restored }
-
-// Disk returns the study's disk.
-func (s *Store) Disk() Disk { return s.disk }
 
 // Study returns the whole study.
 func (s *Store) Study() (Study, error) { return s.read(load) }
@@ -433,7 +408,15 @@ func (s *Store) brokenError(what string) error {
 // write runs do in one transaction. When write returns nil, the transaction is acknowledged. It is published before
 // that if now is set, and soon otherwise.
 func (s *Store) write(what string, now bool, do func(*transaction) error) error {
-	if err := s.store(what, do); err != nil {
+	s.mu.Lock()
+	err := s.broken
+	if err != nil {
+		err = s.brokenError(what)
+	} else {
+		err = s.commit(what, do)
+	}
+	s.mu.Unlock()
+	if err != nil {
 		return err
 	}
 	if !now {
@@ -444,16 +427,6 @@ func (s *Store) write(what string, now bool, do func(*transaction) error) error 
 		return fmt.Errorf("%s: it is stored, but readers cannot see it: %w", what, err)
 	}
 	return nil
-}
-
-// store locks s.mu and calls commit.
-func (s *Store) store(what string, do func(*transaction) error) error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.broken != nil {
-		return s.brokenError(what)
-	}
-	return s.commit(what, do)
 }
 
 // commit runs do in one transaction, and acknowledges it when it is on the disk. After a disk error it is unknown

@@ -29,22 +29,16 @@ var llama = New{
 }
 
 // open opens a study, and closes it when the test ends.
-func open(t *testing.T, dir string) *Store {
+func open(t testing.TB, dir string) *Store {
 	t.Helper()
 	s, _, err := Open(context.Background(), dir, llama, Options{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := s.Close(); err != nil {
-			t.Error(err)
-		}
-	})
+	try(t, err)
+	t.Cleanup(func() { try(t, s.Close()) })
 	return s
 }
 
 // try ends the test at the first error.
-func try(t *testing.T, errs ...error) {
+func try(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
@@ -72,6 +66,9 @@ func wantUnusable(t *testing.T, err error, words ...string) {
 		t.Errorf("%v does not wrap ErrUnusable", err)
 	}
 }
+
+// errorOf returns the error of a call alone.
+func errorOf[T any](_ T, err error) error { return err }
 
 func aTrial(number int) Trial {
 	return Trial{
@@ -348,20 +345,18 @@ func TestSchemaIsDescribed(t *testing.T) {
 	page, err := os.ReadFile(filepath.Join("..", "docs", "schema.md"))
 	try(t, err)
 	s := open(t, t.TempDir())
-	rows, err := s.db.Query(`SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type='table'`)
-	try(t, err)
 	n := 0
-	for rows.Next() {
-		var table, column string
-		try(t, rows.Scan(&table, &column))
+	const query = `SELECT m.name, c.name FROM sqlite_schema m, pragma_table_info(m.name) c WHERE m.type='table'`
+	try(t, scanRows(s.db, query, nil, func(values []any) error {
+		table, column := values[0].(string), values[1].(string)
 		_, section, _ := strings.Cut(string(page), "\n## "+table)
 		section, _, _ = strings.Cut(section, "\n## ")
 		if !strings.Contains(section, "`"+column+"`") {
 			t.Errorf("docs/schema.md does not name %s.%s", table, column)
 		}
 		n++
-	}
-	try(t, rows.Err(), rows.Close())
+		return nil
+	}))
 	if n < 40 {
 		t.Errorf("the database has %d columns, want more than 40", n)
 	}
@@ -370,40 +365,23 @@ func TestSchemaIsDescribed(t *testing.T) {
 // BenchmarkReadSnapshot reads a study of 1,000 trials with 4 probes each.
 func BenchmarkReadSnapshot(b *testing.B) {
 	dir := b.TempDir()
-	s, _, err := Open(context.Background(), dir, llama, Options{})
-	if err != nil {
-		b.Fatal(err)
-	}
-	fill := func() error {
-		for n := range 1000 {
-			var errs []error
-			errs = append(errs, s.Begin(aTrial(n)))
-			for seq := range 4 {
-				errs = append(errs, s.Record(n, aProbe(seq, 2)))
-			}
-			if err := errors.Join(errs...); err != nil {
-				return err
-			}
+	s := open(b, dir)
+	for n := range 1000 {
+		try(b, s.Begin(aTrial(n)))
+		for seq := range 4 {
+			try(b, s.Record(n, aProbe(seq, 2)))
 		}
-		return s.Close()
 	}
-	if err := fill(); err != nil {
-		b.Fatal(err)
-	}
+	try(b, s.Close())
 	name, _, err := newest(dir, loadStudy)
-	if err != nil {
-		b.Fatal(err)
-	}
-	info, err := os.Stat(filepath.Join(dir, name.file()))
-	if err != nil {
-		b.Fatal(err)
-	}
+	try(b, err)
+	size, err := sizeOf(name.path(dir))
+	try(b, err)
 	for b.Loop() {
-		if _, err := ReadSnapshot(dir); err != nil {
-			b.Fatal(err)
-		}
+		_, err := ReadSnapshot(dir)
+		try(b, err)
 	}
-	b.ReportMetric(float64(info.Size())/4000, "bytes/probe")
+	b.ReportMetric(float64(size)/4000, "bytes/probe")
 }
 
 // A removed or replaced database can still be written through an open file, but its content would be lost. The store
@@ -418,8 +396,8 @@ func TestRemovedDatabase(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			dir := t.TempDir()
-			s, _, err := Open(t.Context(), dir, llama, Options{})
-			try(t, err, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
+			s := open(t, dir)
+			try(t, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
 			content, err := os.ReadFile(s.path)
 			try(t, err, os.Remove(s.path))
 			if tt.replace {

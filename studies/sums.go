@@ -14,16 +14,22 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// A table describes a table whose rows have a checksum in the column sum. Readers use such tables alone.
+// A table describes a table whose rows have a checksum in the column sum. Readers read no other tables.
 type table struct {
 	name    string
-	columns []string // the columns that the checksum covers, in its order; the key first
-	key     int      // number of key columns
-	row     string   // format of a row's name for people, given its key
+	columns []string       // the columns that the checksum covers, in its order; the key first
+	key     int            // number of key columns
+	long    []string       // further columns, which most readers skip; long_sum has their checksum
+	title   string         // format of a row's name for people, given its key
+	index   map[string]int // of the columns, then sum, then the long columns
 }
 
-func newTable(name, row string, key int, columns string) *table {
-	return &table{name: name, columns: strings.Fields(columns), key: key, row: row}
+func newTable(name, title string, key int, columns string, long ...string) *table {
+	t := &table{name: name, columns: strings.Fields(columns), key: key, long: long, title: title, index: map[string]int{}}
+	for i, column := range slices.Concat(t.columns, []string{"sum"}, long) {
+		t.index[column] = i
+	}
+	return t
 }
 
 // The order of columns must never change: it is part of the checksum.
@@ -35,7 +41,7 @@ var (
 		log near_rps near_headroom changed holds_rows holds_sum`)
 	resultsTable = newTable("results", "the result of trial %v", 1, `trial result`)
 	probesTable  = newTable("probes", "trial %v, probe %v", 2, `trial seq recorded rate pass headroom binding requests completed failed ttft_p99_ms tpot_p99_ms
-		output_tok_s in_flight hit_rate gpu_seconds probe long_sum`)
+		output_tok_s in_flight hit_rate gpu_seconds probe long_sum`, "series", "sketches")
 	ledgerTable = newTable("ledger", "line %v of the ledger", 1, `id time trial what gpu_seconds`)
 	priorsTable = newTable("priors", "prior trial %v", 1, `id source trial`)
 	eventsTable = newTable("events", "event %v", 1, `id time kind text trial`)
@@ -44,17 +50,18 @@ var (
 	sourcesTable = newTable("sources", "the source %v", 1, `name path world`)
 )
 
-// heldTables are the tables whose rows and sums are in the study's row.
-var heldTables = []*table{worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable, eventsTable, changesTable, sourcesTable}
+// A row is a row of a table, with its values as SQLite gives them: the table's columns, the checksum, and the long
+// columns if the reader asked for them.
+type row struct {
+	of     *table
+	values []any
+}
 
-// column returns the index of a column of the table.
-func (t *table) column(name string) int { return slices.Index(t.columns, name) }
+// value returns the value in a column; nil for NULL.
+func (r row) value(column string) any { return r.values[r.of.index[column]] }
 
-// cells are a row's values as SQLite gives them: the table's columns, the checksum, then any further columns.
-type cells []any
-
-func (c cells) text(i int) string {
-	switch v := c[i].(type) {
+func (r row) text(column string) string {
+	switch v := r.value(column).(type) {
 	case string:
 		return v
 	case []byte:
@@ -63,13 +70,13 @@ func (c cells) text(i int) string {
 	return ""
 }
 
-func (c cells) bytes(i int) []byte {
-	b, _ := c[i].([]byte)
+func (r row) bytes(column string) []byte {
+	b, _ := r.value(column).([]byte)
 	return b
 }
 
-func (c cells) integer(i int) int64 {
-	switch v := c[i].(type) {
+func (r row) integer(column string) int64 {
+	switch v := r.value(column).(type) {
 	case int64:
 		return v
 	case float64:
@@ -78,8 +85,8 @@ func (c cells) integer(i int) int64 {
 	return 0
 }
 
-func (c cells) real(i int) float64 {
-	switch v := c[i].(type) {
+func (r row) real(column string) float64 {
+	switch v := r.value(column).(type) {
 	case float64:
 		return v
 	case int64:
@@ -88,12 +95,21 @@ func (c cells) real(i int) float64 {
 	return 0
 }
 
-// sum computes the checksum of a row. It does not depend on how SQLite stores a value: a whole number has the same sum
-// in any column.
-func (t *table) sum(row cells) int64 {
+// sum returns the stored checksum.
+func (r row) sum() int64 { return r.integer("sum") }
+
+// key returns the values of the key columns.
+func (r row) key() []any { return r.values[:r.of.key] }
+
+// String returns the row's name for people.
+func (r row) String() string { return fmt.Sprintf(r.of.title, r.key()...) }
+
+// checksum computes the checksum of a row. It does not depend on how SQLite stores a value: a whole number has the same
+// checksum in any column.
+func (r row) checksum() int64 {
 	b := make([]byte, 0, 1024) // on the stack, except for long rows
-	b = append(append(b, t.name...), 0)
-	for _, v := range row[:len(t.columns)] {
+	b = append(append(b, r.of.name...), 0)
+	for _, v := range r.values[:len(r.of.columns)] {
 		b = appendValue(b, v)
 	}
 	return int64(xxhash.Sum64(b))
@@ -119,27 +135,22 @@ func appendValue(b []byte, v any) []byte {
 }
 
 // valuesOf converts Go values to the types that SQLite returns.
-func valuesOf(values []any) (cells, error) {
-	row := make(cells, len(values))
+func valuesOf(values []any) ([]any, error) {
+	converted := make([]any, len(values))
 	for i, v := range values {
 		is, err := driver.DefaultParameterConverter.ConvertValue(v)
 		if err != nil {
 			return nil, err
 		}
-		switch v := is.(type) {
-		case bool:
+		if b, ok := is.(bool); ok {
 			is = int64(0)
-			if v {
+			if b {
 				is = int64(1)
 			}
-		case []byte:
-			if v == nil {
-				is = nil
-			}
 		}
-		row[i] = is
+		converted[i] = is
 	}
-	return row, nil
+	return converted, nil
 }
 
 // longSum is the checksum of a probe's compressed columns, which most readers skip. It is nil for a probe without them.
@@ -188,65 +199,67 @@ type querier interface {
 	Query(query string, args ...any) (*sql.Rows, error)
 }
 
-// read calls each for the rows that match a condition, after checking their checksums. The cells are reused for the
-// next row. more are further columns, which the checksum does not cover.
-func (t *table) read(q querier, more, where string, args []any, each func(row cells) error) (err error) {
-	columns := strings.Join(t.columns, ", ") + ", sum" + more
-	rows, err := q.Query("SELECT "+columns+" FROM "+t.name+" "+where, args...)
+// scanRows calls each with the values of each row that a query finds. The values are valid until each returns.
+func scanRows(q querier, query string, args []any, each func(values []any) error) (err error) {
+	rows, err := q.Query(query, args...)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, rows.Err(), rows.Close()) }()
-	row := make(cells, len(t.columns)+1+strings.Count(more, ","))
-	into := make([]any, len(row))
-	for i := range row {
-		into[i] = &row[i]
+	columns, err := rows.Columns()
+	if err != nil {
+		return err
+	}
+	values, into := make([]any, len(columns)), make([]any, len(columns))
+	for i := range values {
+		into[i] = &values[i]
 	}
 	for rows.Next() {
 		if err := rows.Scan(into...); err != nil {
 			return err
 		}
-		if err := t.verify(row); err != nil {
-			return err
-		}
-		if err := each(row); err != nil {
+		if err := each(values); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sumOf returns the stored checksum of a row.
-func (t *table) sumOf(row cells) int64 { return row.integer(len(t.columns)) }
-
-// verify returns an error for a row that does not fit its checksum.
-func (t *table) verify(row cells) error {
-	if t.sum(row) == t.sumOf(row) {
-		return nil
+// list returns the columns for a query.
+func (t *table) list(long probeColumns) string {
+	columns := append(slices.Clone(t.columns), "sum")
+	if long {
+		columns = append(columns, t.long...)
 	}
-	return damagedf("%s was changed: its checksum does not match", t.named(row))
+	return strings.Join(columns, ", ")
 }
 
-// named returns a row's name for people.
-func (t *table) named(row cells) string { return fmt.Sprintf(t.row, row[:t.key]...) }
+// read checks the checksum of each row that matches a condition, and calls each for it. A row is valid until each
+// returns.
+func (t *table) read(q querier, long probeColumns, where string, args []any, each func(row) error) error {
+	return scanRows(q, "SELECT "+t.list(long)+" FROM "+t.name+" "+where, args, func(values []any) error {
+		r := row{t, values}
+		if r.checksum() != r.sum() {
+			return damagedf("%s was changed: its checksum does not match", r)
+		}
+		return each(r)
+	})
+}
 
 // readHead returns the study's own row and the holdings of its tables, or sql.ErrNoRows without a study.
-func readHead(q querier) (head cells, holds holdings, err error) {
-	err = studiesTable.read(q, "", "", nil, func(row cells) error {
-		if head != nil {
+func readHead(q querier) (head row, holds holdings, err error) {
+	err = studiesTable.read(q, short, "", nil, func(r row) error {
+		if head.of != nil {
 			return damagedf("it holds two studies")
 		}
-		head = slices.Clone(row)
+		head = row{r.of, slices.Clone(r.values)}
 		return nil
 	})
-	if err == nil && head == nil {
+	if err == nil && head.of == nil {
 		err = sql.ErrNoRows
 	}
-	if err != nil {
-		return nil, nil, err
+	if err == nil && json.Unmarshal([]byte(head.text("holds")), &holds) != nil {
+		err = damagedf("the sums of its tables cannot be read")
 	}
-	if err := json.Unmarshal([]byte(head.text(studiesTable.column("holds"))), &holds); err != nil {
-		return nil, nil, damagedf("the sums of its tables cannot be read")
-	}
-	return head, holds, nil
+	return head, holds, err
 }

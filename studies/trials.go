@@ -2,7 +2,6 @@ package studies
 
 import (
 	"cmp"
-	"database/sql"
 	"errors"
 	"fmt"
 	"os"
@@ -25,29 +24,26 @@ func (s *Store) Begin(t Trial) error {
 	if t.Began.IsZero() {
 		t.Began = time.Now()
 	}
-	point, err := encode(t.Point)
-	if err != nil {
-		return fmt.Errorf("begin trial %d: %w", t.Number, err)
-	}
-	args, err := encode(slices.Concat([]string{}, t.Args)) // [] and not null
-	if err != nil {
-		return fmt.Errorf("begin trial %d: %w", t.Number, err)
-	}
 	return s.write(fmt.Sprintf("begin trial %d", t.Number), false, func(tx *transaction) error {
+		point, pointErr := encode(t.Point)
+		args, argsErr := encode(slices.Concat([]string{}, t.Args)) // [] and not null
+		if err := errors.Join(pointErr, argsErr); err != nil {
+			return err
+		}
 		was, err := trialRow(tx, t.Number)
 		switch {
 		case errors.Is(err, errNoTrial):
 			err = nil
 			insertTrial(tx, t, point, args, s.commits+1)
 		case err != nil:
-		case trialState(was) == Done:
+		case isDone(was):
 			err = errors.New("it is finished already")
-		case trialText(was, "point") != point:
-			err = fmt.Errorf("it was begun with the point %s, not %s", trialText(was, "point"), point)
-		case trialText(was, "args") != args && !s.options.AcceptDrift:
-			err = fmt.Errorf("it was begun with the args %s, not %s", trialText(was, "args"), args)
+		case was.text("point") != point:
+			err = fmt.Errorf("it was begun with the point %s, not %s", was.text("point"), point)
+		case was.text("args") != args && !s.options.AcceptDrift:
+			err = fmt.Errorf("it was begun with the args %s, not %s", was.text("args"), args)
 		default:
-			tx.change(trialsTable, was, "args", args, "changed", s.commits+1)
+			tx.change(was, "args", args, "changed", s.commits+1)
 		}
 		setRunning(tx)
 		return err
@@ -59,13 +55,13 @@ func (s *Store) Begin(t Trial) error {
 func (s *Store) Served(number int, version string, change Change) error {
 	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
-		if err == nil && trialState(was) == Done {
+		if err == nil && isDone(was) {
 			err = errors.New("it is finished already")
 		}
 		if err != nil {
 			return err
 		}
-		tx.change(trialsTable, was, "version", version, "changed", s.commits+1)
+		tx.change(was, "version", version, "changed", s.commits+1)
 		writeFact(tx, factServerVersion, version, noted)
 		if change.Fact != "" {
 			addChanges(tx, int64(number), Drift, Changes{change})
@@ -77,24 +73,20 @@ func (s *Store) Served(number int, version string, change Change) error {
 // Finish stores the result of a running trial and publishes it. A finished trial may be finished again with an equal
 // result.
 func (s *Store) Finish(number int, r trial.Result) error {
-	what := fmt.Sprintf("finish trial %d", number)
-	text, err := encode(r)
-	if err != nil {
-		return fmt.Errorf("%s: %w", what, err)
-	}
-	return s.write(what, true, func(tx *transaction) error {
+	return s.write(fmt.Sprintf("finish trial %d", number), true, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
 		if err != nil {
 			return err
 		}
-		if trialState(was) == Done {
+		if isDone(was) {
 			results := tx.rows(resultsTable, "WHERE trial=?", number)
 			if len(results) == 0 {
 				return cmp.Or(tx.err, damagedf("trial %d is finished and has no result", number))
 			}
-			return sameResult(results[0].text(1), text)
+			text, err := encode(r)
+			return cmp.Or(err, sameAgain(results[0].text("result"), text, func(r trial.Result) (string, error) { return encode(r) }))
 		}
-		return s.finish(tx, was, r, text)
+		return s.finish(tx, was, r)
 	})
 }
 
@@ -104,106 +96,89 @@ func (s *Store) abandon(tx *transaction, why string) error {
 	if len(half) == 0 {
 		return nil
 	}
-	spent := tx.probesTime(half[0][0])
+	spent := tx.probesTime(half[0].integer("number"))
 	r := trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: why, GPUTime: time.Duration(spent * float64(time.Second))}
+	return s.finish(tx, half[0], r)
+}
+
+// finish stores a result, and books the GPU time that was not spent on probes.
+func (s *Store) finish(tx *transaction, was row, r trial.Result) error {
 	text, err := encode(r)
 	if err != nil {
 		return err
 	}
-	return s.finish(tx, half[0], r, text)
-}
-
-// finish stores a result, and books the GPU time that was not spent on probes.
-func (s *Store) finish(tx *transaction, was cells, r trial.Result, text string) error {
-	number := int(was.integer(0))
+	number := int(was.integer("number"))
 	var log any
 	if _, err := os.Stat(filepath.Join(s.dir, logs.Name(number))); err == nil { // a simulated server writes no log
 		log = logs.Name(number)
 	}
-	nearRate, nearHeadroom, err := nearest(tx, number)
-	if err != nil {
-		return err
+	var nearRate, nearHeadroom any // of the failed probe nearest to the SLO; NULL if no probe failed
+	for _, p := range tx.rows(probesTable, "WHERE trial=? AND NOT pass ORDER BY headroom DESC, rate LIMIT 1", number) {
+		nearRate, nearHeadroom = p.value("rate"), p.value("headroom")
 	}
 	spent := tx.probesTime(number)
 	tx.insert(resultsTable, []any{number, text})
 	parts := tx.partsOf(number)
 	c := r.Capacity
-	tx.change(trialsTable, was, "state", Done, "ended", formatTime(time.Now()), "outcome", r.Outcome, "class", r.Class, "cause", r.Cause, "evidence", r.Evidence,
+	tx.change(was, "state", Done, "ended", formatTime(time.Now()), "outcome", r.Outcome, "class", r.Class, "cause", r.Cause, "evidence", r.Evidence,
 		"capacity_rps", c.Rate, "passed_rps", c.Low, "failed_rps", c.High, "lowest_rps", c.Lowest, "highest_rps", c.Highest, "std_err", c.StdErr,
 		"doubt", c.Doubt, "bound", c.Bound, "binding", c.Binding, "in_flight", c.InFlight, "kv_tokens", r.Facts.KVCacheTokens,
-		"gpu_seconds", r.GPUTime.Seconds(), "simulated", r.Facts.Simulated, "version", cmp.Or(r.Facts.Version, trialText(was, "version")),
+		"gpu_seconds", r.GPUTime.Seconds(), "simulated", r.Facts.Simulated, "version", cmp.Or(r.Facts.Version, was.text("version")),
 		"start_seconds", r.Facts.StartUp.Seconds(), "log", log, "near_rps", nearRate, "near_headroom", nearHeadroom,
 		"holds_rows", parts.Rows, "holds_sum", parts.Sum, "changed", s.commits+1)
 	addToLedger(tx, number, "server", r.GPUTime.Seconds()-spent)
 	return nil
 }
 
-// nearest returns the rate and headroom of a trial's failed probe nearest to the SLO, or NULLs if no probe failed.
-func nearest(tx *transaction, number int) (rate, headroom sql.NullFloat64, err error) {
-	err = tx.scan(`SELECT rate, headroom FROM probes WHERE trial=? AND NOT pass ORDER BY headroom DESC, rate LIMIT 1`, []any{number}, &rate, &headroom)
-	if errors.Is(err, sql.ErrNoRows) {
-		err = nil
-	}
-	return rate, headroom, err
-}
-
 // probesTime is the GPU time of a trial's probes.
 func (t *transaction) probesTime(number any) (seconds float64) {
-	for _, row := range t.rows(probesTable, "WHERE trial=? ORDER BY seq", number) {
-		seconds += row.real(probesTable.column("gpu_seconds"))
+	for _, probe := range t.rows(probesTable, "WHERE trial=? ORDER BY seq", number) {
+		seconds += probe.real("gpu_seconds")
 	}
 	return seconds
 }
 
 // setRunning records that a tuner is at work.
 func setRunning(tx *transaction) {
-	if tx.err == nil && State(tx.head.text(studiesTable.column("state"))) != Running {
+	if tx.err == nil && State(tx.head.text("state")) != Running {
 		tx.set("state", Running)
 		tx.set("note", "")
 	}
 }
 
 func insertTrial(tx *transaction, t Trial, point, args string, commit int64) {
-	row := make([]any, len(trialsTable.columns)) // the other columns are not known yet
+	values := make([]any, len(trialsTable.columns)) // the other columns are not known yet
 	for name, value := range map[string]any{"number": t.Number, "origin": t.Origin, "point": point, "args": args, "state": Running,
 		"began": formatTime(t.Began), "changed": commit} {
-		row[trialsTable.column(name)] = value
+		values[trialsTable.index[name]] = value
 	}
-	tx.insert(trialsTable, row)
+	tx.insert(trialsTable, values)
 }
 
-func trialText(row cells, column string) string { return row.text(trialsTable.column(column)) }
-
-func trialState(row cells) State { return State(trialText(row, "state")) }
+// isDone reports whether a trial's row is of a finished trial.
+func isDone(trial row) bool { return State(trial.text("state")) == Done }
 
 var errNoTrial = errors.New("the trial was never begun")
 
 // trialRow returns the stored row of a trial.
-func trialRow(tx *transaction, number int) (cells, error) {
+func trialRow(tx *transaction, number int) (row, error) {
 	rows := tx.rows(trialsTable, "WHERE number=?", number)
 	if len(rows) == 0 {
-		return nil, cmp.Or(tx.err, errNoTrial)
+		return row{}, cmp.Or(tx.err, errNoTrial)
 	}
 	return rows[0], nil
 }
 
-// sameResult compares a stored result with a new one. It decodes the stored one first, because an older tuner may have
-// known fewer fields.
-func sameResult(was, is string) error {
-	var v trial.Result
+// sameAgain returns an error if a stored text differs from a new one. It decodes the stored text and encodes the value
+// again first, because an older tuner may have known fewer fields.
+func sameAgain[T any](was, is string, encode func(T) (string, error)) error {
+	var v T
 	if err := decode(was, &v); err != nil {
 		return fmt.Errorf("read what is stored: %w", err)
 	}
 	again, err := encode(v)
-	if err != nil {
-		return err
+	if err == nil && again != is {
+		err = fmt.Errorf("something else is stored already: %s, not %s", again, is)
 	}
-	return sameText(again, is)
-}
-
-func sameText(was, is string) error {
-	if was != is {
-		return fmt.Errorf("something else is stored already: %s, not %s", was, is)
-	}
-	return nil
+	return err
 }

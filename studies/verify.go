@@ -1,9 +1,9 @@
 package studies
 
 import (
+	"cmp"
 	"database/sql"
 	"errors"
-	"fmt"
 	"os"
 
 	"github.com/mattn/go-sqlite3"
@@ -18,7 +18,7 @@ func verifyAll(db *sql.DB) (commits int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := r.all(ledgerTable, func(cells) error { return nil }); err != nil {
+	if err := r.all(ledgerTable, func(row) error { return nil }); err != nil {
 		return 0, err
 	}
 	return r.study.Commits, r.verifyParts()
@@ -29,11 +29,11 @@ func (r *reading) verifyParts() error {
 	found := map[int]holding{}
 	for _, t := range []*table{resultsTable, probesTable} {
 		var all holding
-		err := t.read(r.db, t.more(), "", nil, func(row cells) error {
-			number := int(row.integer(t.column("trial")))
-			found[number], all = found[number].plus(t.sumOf(row)), all.plus(t.sumOf(row))
+		err := t.read(r.db, long, "", nil, func(one row) error {
+			number := int(one.integer("trial"))
+			found[number], all = found[number].plus(one.sum()), all.plus(one.sum())
 			if t == probesTable {
-				_, err := long.rowIn(row)
+				_, err := long.rowIn(one)
 				return err
 			}
 			return nil
@@ -45,14 +45,7 @@ func (r *reading) verifyParts() error {
 			return err
 		}
 	}
-	for i, t := range r.study.Trials {
-		if t.State == Done {
-			if err := checkRows(r.parts[i], found[t.Number], fmt.Sprintf("trial %d, with its result and probes,", t.Number)); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return r.checkFinished(r.study.Trials, found)
 }
 
 // explainSQLite turns SQLite's errors about a file of its own into words for a person. It returns any other error
@@ -68,7 +61,7 @@ func explainSQLite(err error) error {
 	case sqlite3.ErrNotADB:
 		return damagedf("it is not a database")
 	case sqlite3.ErrError, sqlite3.ErrConstraint, sqlite3.ErrMismatch, sqlite3.ErrSchema:
-		return damagedf("its tables are not those of a study")
+		return damagedf("its tables are not a study's tables")
 	case sqlite3.ErrTooBig, sqlite3.ErrNomem:
 		return damagedf("a value in it has an impossible length")
 	}
@@ -85,8 +78,5 @@ func explainFile(path string, err error) error {
 	if opened != nil {
 		return opened
 	}
-	if err := f.Close(); err != nil {
-		return err
-	}
-	return damagedf("it is not a study's database")
+	return cmp.Or(f.Close(), damagedf("it is not a study's database"))
 }

@@ -14,8 +14,8 @@ const (
 	noted = "noted"
 )
 
-// writeWorld replaces the stored world by that of a new run. Found and noted facts stay when the new run does not know
-// them.
+// writeWorld replaces the stored world by the world of a new run. Found and noted facts stay when the new run does
+// not know them.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
@@ -34,8 +34,8 @@ func writeFact(tx *transaction, key, value, kind string) {
 func (r *reading) loadWorld() error {
 	s := &r.study
 	s.World, s.Found, s.Noted = map[string]string{}, map[string]string{}, map[string]string{}
-	return r.all(worldTable, func(row cells) error {
-		key, value, kind := row.text(0), row.text(1), row.text(2)
+	return r.all(worldTable, func(fact row) error {
+		key, value, kind := fact.text("key"), fact.text("value"), fact.text("kind")
 		of := map[string]map[string]string{asked: s.World, found: s.Found, noted: s.Noted}[kind]
 		if of == nil {
 			return damagedf("world: %s has the unknown kind %q", key, kind)
@@ -43,6 +43,23 @@ func (r *reading) loadWorld() error {
 		of[key] = value
 		return nil
 	})
+}
+
+// fits returns an error when the stored study cannot go on with these settings. A study without measurements fits any
+// world, but its imported trials were judged by its SLO.
+func (is New) fits(was Study, measured bool, options Options) error {
+	if was.Name != is.Name {
+		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
+	}
+	judged := measured || len(was.Prior) > 0
+	diff := drift(was, is)
+	switch {
+	case judged && len(is.final(was)) > 0:
+		return finalError(is.final(was), is.Name)
+	case measured && len(diff) > 0 && !options.AcceptDrift:
+		return worldError(diff)
+	}
+	return nil
 }
 
 // drift lists the changes of facts that must not change after a study has begun.
@@ -61,11 +78,6 @@ func (is New) final(was Study) Changes {
 		before[key], now[key] = was.World[key], is.World[key]
 	}
 	return difference(before, now)
-}
-
-// noticed lists the changes of noted facts.
-func noticed(was Study, is New) Changes {
-	return difference(knownTo(is.Noted, was.Noted), is.Noted)
 }
 
 // knownTo returns the facts whose keys are among the others.

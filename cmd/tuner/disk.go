@@ -17,12 +17,7 @@ import (
 
 // examineDisk examines the disk that holds dir.
 func examineDisk(ctx context.Context, dir string) (studies.Disk, error) {
-	return silent.Within(ctx, dir, func() (studies.Disk, error) {
-		if err := studies.CheckLink(dir); err != nil {
-			return studies.Disk{}, err
-		}
-		return studies.ExamineDisk(dir)
-	})
+	return silent.Within(ctx, dir, func() (studies.Disk, error) { return studies.ExamineDisk(dir) })
 }
 
 // checkStudy returns an error if a run could not begin or continue its study in dir. It only reads.

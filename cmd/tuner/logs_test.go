@@ -50,8 +50,7 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	f := follow(t, root)
 	const waiting = "waiting for the log of trial 0: its server is not started yet\n"
 	f.waitFor(t, waiting)
-	log, err := logs.Create(store.Dir(), 0)
-	must(t, err)
+	log := logs.Create(store.Dir(), 0)
 	for i := range 2 {
 		if _, err := fmt.Fprintf(log, "line %d\n", i); err != nil {
 			t.Fatal(err)

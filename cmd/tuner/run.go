@@ -107,10 +107,10 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		err = errors.Join(store.Err(), err, closeErr)
 		stopWatching()
 	}()
-	for _, text := range store.Disk().Warnings {
+	for _, text := range store.Disk.Warnings {
 		render.Warn(o.stderr, "%s", text)
 	}
-	if text := store.Restored(); text != "" {
+	if text := store.Restored; text != "" {
 		render.Warn(o.stderr, "the study was restored %s", text)
 	}
 	study, stop, err := o.ready(ctx, p, store)

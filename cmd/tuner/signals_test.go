@@ -22,8 +22,7 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	signal.Notify(hangups, syscall.SIGHUP)
 	defer signal.Stop(hangups)
 	root, store := aLiveStudy(t)
-	log, err := logs.Create(store.Dir(), 0)
-	must(t, err)
+	log := logs.Create(store.Dir(), 0)
 	defer func() { must(t, log.Close()) }()
 	line := func(n int) {
 		t.Helper()
@@ -62,9 +61,8 @@ func followInShell(t *testing.T, first, root string) *running {
 // A crashed tuner leaves no core dump with its keys, even if the user allows core dumps.
 func TestATunerLeavesNoCore(t *testing.T) {
 	root, store := aLiveStudy(t)
-	log, err := logs.Create(store.Dir(), 0)
-	must(t, err)
-	_, err = fmt.Fprintln(log, "line 0")
+	log := logs.Create(store.Dir(), 0)
+	_, err := fmt.Fprintln(log, "line 0")
 	must(t, err, log.Close())
 	dumps := func(cmd *exec.Cmd) bool {
 		status, _ := cmd.ProcessState.Sys().(syscall.WaitStatus)

@@ -6,15 +6,15 @@ import (
 	"errors"
 	"io"
 	"log"
-	"os"
+	"math"
 	"path"
-	"strconv"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/hanwen/go-fuse/v2/fs"
 	"github.com/hanwen/go-fuse/v2/fuse"
+	"golang.org/x/sys/unix"
 )
 
 // A Call is a request of the kernel to the disk.
@@ -48,8 +48,8 @@ type Mount struct {
 	disk   *disk
 }
 
-// kind is the type of file system that the mount reports. Its locks are shared ones; with unknown locks, a takeover
-// would wait for the TTL.
+// kind is the type of file system that the mount reports. The fence counts its locks as shared. With an unknown type,
+// a takeover would wait for the TTL.
 const kind = "ceph-fuse"
 
 // New mounts the directory named from at the directory named at, until Close. fault is called for each call. New needs
@@ -74,7 +74,7 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	}
 	// A child that outlives this process must not hold the FUSE device. Otherwise a process that uses the disk would
 	// wait for ever.
-	if err := closeOnExec("/dev/fuse"); err != nil {
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, errors.Join(err, server.Unmount())
 	}
 	go server.Serve() // until Close
@@ -86,29 +86,11 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	return &Mount{server, d}, server.WaitMount()
 }
 
-// closeOnExec keeps this process's descriptors of a file from its children.
-func closeOnExec(name string) error {
-	all, err := os.ReadDir("/proc/self/fd")
-	if err != nil {
-		return err
-	}
-	for _, entry := range all {
-		fd, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			return err
-		}
-		if is, err := os.Readlink("/proc/self/fd/" + entry.Name()); err == nil && is == name { // else it was closed meanwhile
-			syscall.CloseOnExec(fd)
-		}
-	}
-	return nil
-}
-
 // Close unmounts the directory once all its files are closed. A killed process closes its files a moment later.
 func (m *Mount) Close() error {
 	for range 1000 {
 		m.disk.mu.Lock()
-		open := m.disk.open
+		open := m.disk.opened
 		m.disk.mu.Unlock()
 		if open <= 0 {
 			break
@@ -123,10 +105,10 @@ type disk struct {
 	fuse.RawFileSystem
 	fault func(Call) Fault
 
-	mu    sync.Mutex // guards all below, and the directory
-	calls int
-	open  int              // open files
-	nodes map[uint64]*node // by the kernel's node IDs
+	mu     sync.Mutex // guards all below, and the directory
+	calls  int
+	opened int              // number of open files
+	nodes  map[uint64]*node // by the kernel's node IDs
 }
 
 // call does one call. For a call about a directory entry, node is the directory.
@@ -194,18 +176,17 @@ func (d *disk) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out 
 }
 
 func (d *disk) Unlink(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	return d.call("unlink", in.NodeId, name, func(bool) fuse.Status {
-		status := d.RawFileSystem.Unlink(cancel, in, name)
-		if status.Ok() {
-			delete(d.nodes[in.NodeId].names, name)
-		}
-		return status
-	})
+	return d.remove("unlink", in, name, func() fuse.Status { return d.RawFileSystem.Unlink(cancel, in, name) })
 }
 
 func (d *disk) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fuse.Status {
-	return d.call("rmdir", in.NodeId, name, func(bool) fuse.Status {
-		status := d.RawFileSystem.Rmdir(cancel, in, name)
+	return d.remove("rmdir", in, name, func() fuse.Status { return d.RawFileSystem.Rmdir(cancel, in, name) })
+}
+
+// remove is call for a call that removes a directory entry.
+func (d *disk) remove(op string, in *fuse.InHeader, name string, do func() fuse.Status) fuse.Status {
+	return d.call(op, in.NodeId, name, func(bool) fuse.Status {
+		status := do()
 		if status.Ok() {
 			delete(d.nodes[in.NodeId].names, name)
 		}
@@ -225,43 +206,48 @@ func (d *disk) Rename(cancel <-chan struct{}, in *fuse.RenameIn, name, newName s
 
 func (d *disk) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, out *fuse.CreateOut) fuse.Status {
 	in.Flags &^= syscall.O_DIRECT
-	done := false
-	status := d.call("create", in.NodeId, name, func(bool) fuse.Status {
+	status := d.open("create", in.NodeId, name, func() fuse.Status {
 		status := d.RawFileSystem.Create(cancel, in, name, out)
-		if done = status.Ok(); done {
-			d.open++
+		if status.Ok() {
 			d.nodes[in.NodeId].add(name, false)
 			d.learn(in.NodeId, name, out.NodeId)
 		}
 		return status
+	}, func() {
+		d.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: out.NodeId}, Fh: out.Fh})
+		d.Forget(out.NodeId, 1)
 	})
 	out.OpenFlags |= fuse.FOPEN_DIRECT_IO
-	if done && !status.Ok() {
-		d.closeUnknown(out.NodeId, out.Fh)
-	}
 	return status
-}
-
-// closeUnknown closes a file whose Create got an error, so that the kernel will not close it.
-func (d *disk) closeUnknown(node, handle uint64) {
-	d.Release(nil, &fuse.ReleaseIn{InHeader: fuse.InHeader{NodeId: node}, Fh: handle})
-	d.Forget(node, 1)
 }
 
 // Open makes the kernel bypass its page cache, so that every read and write becomes a call.
 func (d *disk) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
 	in.Flags &^= syscall.O_DIRECT // our buffers are not aligned
-	done := false
-	status := d.call("open", in.NodeId, "", func(bool) fuse.Status {
-		status := d.RawFileSystem.Open(cancel, in, out)
-		if done = status.Ok(); done {
-			d.open++
+	status := d.open("open", in.NodeId, "", func() fuse.Status { return d.RawFileSystem.Open(cancel, in, out) },
+		func() { d.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
+	out.OpenFlags |= fuse.FOPEN_DIRECT_IO
+	return status
+}
+
+func (d *disk) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
+	return d.open("opendir", in.NodeId, "", func() fuse.Status { return d.RawFileSystem.OpenDir(cancel, in, out) },
+		func() { d.ReleaseDir(&fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
+}
+
+// open is call for a call that opens a file or directory. If the call succeeds and the kernel gets an error
+// nevertheless, the kernel will not close the file. Then open calls release.
+func (d *disk) open(op string, node uint64, name string, do func() fuse.Status, release func()) fuse.Status {
+	opened := false
+	status := d.call(op, node, name, func(bool) fuse.Status {
+		status := do()
+		if opened = status.Ok(); opened {
+			d.opened++
 		}
 		return status
 	})
-	out.OpenFlags |= fuse.FOPEN_DIRECT_IO
-	if done && !status.Ok() {
-		d.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh})
+	if opened && !status.Ok() {
+		release()
 	}
 	return status
 }
@@ -270,7 +256,7 @@ func (d *disk) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.RawFileSystem.Release(cancel, in)
-	d.open--
+	d.opened--
 }
 
 func (d *disk) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
@@ -315,49 +301,33 @@ func (d *disk) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
 }
 
 func (d *disk) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	return d.call("fsync", in.NodeId, "", func(bool) fuse.Status {
-		status := d.RawFileSystem.Fsync(cancel, in)
+	return d.sync("fsync", in, func() fuse.Status { return d.RawFileSystem.Fsync(cancel, in) })
+}
+
+func (d *disk) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
+	return d.sync("fsyncdir", in, func() fuse.Status { return d.RawFileSystem.FsyncDir(cancel, in) })
+}
+
+// sync is call for a call that syncs a file or directory.
+func (d *disk) sync(op string, in *fuse.FsyncIn, do func() fuse.Status) fuse.Status {
+	return d.call(op, in.NodeId, "", func(bool) fuse.Status {
+		status := do()
 		if status.Ok() {
 			d.nodes[in.NodeId].keep(d.base())
 		}
 		return status
 	})
-}
-
-func (d *disk) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	done := false
-	status := d.call("opendir", in.NodeId, "", func(bool) fuse.Status {
-		status := d.RawFileSystem.OpenDir(cancel, in, out)
-		if done = status.Ok(); done {
-			d.open++
-		}
-		return status
-	})
-	if done && !status.Ok() {
-		d.ReleaseDir(&fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh})
-	}
-	return status
 }
 
 func (d *disk) ReleaseDir(in *fuse.ReleaseIn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.RawFileSystem.ReleaseDir(in)
-	d.open--
+	d.opened--
 }
 
 func (d *disk) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
 	return d.call("readdir", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.ReadDir(cancel, in, out) })
-}
-
-func (d *disk) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
-	return d.call("fsyncdir", in.NodeId, "", func(bool) fuse.Status {
-		status := d.RawFileSystem.FsyncDir(cancel, in)
-		if status.Ok() {
-			d.nodes[in.NodeId].keep(d.base())
-		}
-		return status
-	})
 }
 
 func (d *disk) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {

@@ -3,15 +3,16 @@
 //
 // An owner acknowledges in numbered slots, files made with O_EXCL. An owner that makes slot n+1 after its own slot n
 // knows that nobody took the study in between. A successor claims the next slot; after that the old owner can
-// acknowledge nothing. Writes of the old owner may still arrive late, so the successor works on a copy of the study in
-// a directory of its own, an epoch. Locks only tell how long to wait.
+// acknowledge nothing. Writes of the old owner may still arrive late. So the successor works on a copy of the study in a
+// directory of its own, an epoch. Locks only tell how long to wait.
 //
 // An owner removes its own slots, except the newest two and the first two of its epoch. If it is killed before that,
 // its successor removes them. So each owner leaves at most four slots, and a failed takeover leaves one. Removing them
 // is safe:
-//   - The newest slot of all is never removed. A claim has the number after a listed slot. If that listing was old, the claim is not
-//     the newest slot, and the next listing shows that.
-//   - Claims are never removed. The next slot of a superseded owner is the claim of its successor, so that owner learns of it.
+//   - The newest slot of all is never removed. A claim has the number after a listed slot. If that listing was old, the
+//     claim is not the newest slot, and the next listing shows that.
+//   - Claims are never removed. The next slot of a superseded owner is the claim of its successor, so that the old owner
+//     learns of the takeover.
 package fence
 
 import (
@@ -51,8 +52,8 @@ type DamagedError string
 
 func (e DamagedError) Error() string { return string(e) }
 
-// A Disk keeps a study. Names are relative to the study's directory. A listing, or the news that a file does not exist,
-// may be a minute old, as on NFS, unless this host has changed the same directory since.
+// A Disk keeps a study. Names are relative to the study's directory. As on NFS, a listing may be a minute old, and so
+// may the answer that a file does not exist. Both are up to date when this host has changed the directory since.
 type Disk interface {
 	// Create makes a file, or returns fs.ErrExist if the disk has one, whatever this host has cached. When it returns
 	// nil the content is on the disk. After another error the file may be there, empty or whole.

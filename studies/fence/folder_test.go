@@ -15,16 +15,12 @@ import (
 func TestAFolderOpensOnlyFiles(t *testing.T) {
 	dir := t.TempDir()
 	f, err := OpenFolder(dir, CertainLocks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	for name, make := range map[string]func(path string) error{
 		"pipe":      func(path string) error { return unix.Mkfifo(path, 0o644) },
 		"directory": func(path string) error { return os.Mkdir(path, 0o755) },
 	} {
-		if err := make(filepath.Join(dir, name)); err != nil {
-			t.Fatal(err)
-		}
+		try(t, make(filepath.Join(dir, name)))
 		for call, do := range map[string]func() error{
 			"Open": func() error {
 				file, err := f.Open(name)

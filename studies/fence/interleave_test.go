@@ -22,8 +22,8 @@ type scenario struct {
 	do      map[string]func(a *actor)
 }
 
-// A move is one possible next step. An actor's call is done in one of its ways, an actor crashes, or a call that an
-// actor sent before its crash is done late.
+// A move is one possible next step: an actor's call is done in one of its ways, an actor crashes, or a late call is
+// done. A late call is one that an actor sent before its crash.
 type move struct {
 	actor *actor
 	way   int

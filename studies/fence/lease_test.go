@@ -1,7 +1,6 @@
 package fence
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -164,13 +163,11 @@ func takeAfter(c *client, name string, ttl time.Duration) (*Lease, error) {
 func mustTake(t *testing.T, c *client, name string) *Lease {
 	t.Helper()
 	lease, _, err := take(c, name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	return lease
 }
 
-func try(t *testing.T, errs ...error) {
+func try(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
 		t.Fatal(err)
@@ -415,27 +412,9 @@ func TestAFailedTakeoverLosesNothing(t *testing.T) {
 	}
 }
 
-// The last two earlier epochs are kept as backups.
+// The last two earlier epochs are kept as backups. A takeover that was killed before it opened its epoch leaves no
+// backup, and displaces none. The newest such epoch may still be in use, so only the owner after the next removes it.
 func TestOldEpochsAreRemoved(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newServer()
-		c := &client{server: s, locks: CertainLocks}
-		for owner := range 6 {
-			lease := mustTake(t, c, fmt.Sprint("tuner", owner))
-			try(t, c.Write(lease.Dir()+"/"+Database, bytes.NewReader([]byte(lease.Dir()))), lease.Release())
-		}
-		names, err := c.List(".")
-		try(t, err)
-		names = slices.DeleteFunc(names, func(name string) bool { _, ok := epochOf(name); return !ok })
-		if len(names) != keepEpochs+1 {
-			t.Errorf("the epochs %v are left, want %d epochs", names, keepEpochs+1)
-		}
-	})
-}
-
-// A takeover that was killed before it opened its epoch leaves no backup, and displaces none. The newest such epoch may
-// still be in use, so only the owner after the next removes it.
-func TestAnEpochThatWasNeverOpenedIsNoBackup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}
 		var whole []string
@@ -478,27 +457,6 @@ func TestAnIDIsNoPath(t *testing.T) {
 			}
 		})
 	}
-}
-
-// If no slot can be read, an existing study is not begun again.
-func TestNoReadableSlot(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := &client{server: newServer(), locks: CertainLocks}
-		lease := mustTake(t, c, "a")
-		try(t, c.Write(lease.Dir()+"/"+Database, bytes.NewReader([]byte("all of it"))), lease.Release())
-		for name := range c.files {
-			if strings.HasPrefix(name, SlotDir+"/") {
-				c.files[name] = "no JSON"
-			}
-		}
-		before := len(c.files)
-		if _, _, err := take(c, "b"); err == nil || !strings.Contains(err.Error(), "no slot in fence can be read") {
-			t.Errorf("take = %v, want no slot in fence can be read", err)
-		}
-		if len(c.files) != before {
-			t.Errorf("there are %d files, want %d as before", len(c.files), before)
-		}
-	})
 }
 
 // Stop ends an owner that is cut off: it can acknowledge nothing more. A stopped study can be taken again.
@@ -552,6 +510,10 @@ func TestMissingSlots(t *testing.T) {
 			files[slots[len(slots)-1]] = ""
 			delete(files, slots[len(slots)-2])
 		}, "in fence is damaged"},
+		"none can be read": {func(files map[string]string, slots []string) {
+			deleteAll(files, slots[:len(slots)-1])
+			files[slots[len(slots)-1]] = "no JSON"
+		}, "no slot in fence can be read"},
 		"the newest has no values": {func(files map[string]string, slots []string) { files[slots[len(slots)-1]] = "{}" }, "in fence is damaged"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -36,14 +36,10 @@ func TestLifeOf(t *testing.T) {
 			t.Parallel()
 			folder, lock := ownedFolder(t, c.locks, c.kind, c.age)
 			if !c.held {
-				if err := lock.Close(); err != nil {
-					t.Fatal(err)
-				}
+				try(t, lock.Close())
 			}
 			got, err := LifeOf(t.Context(), folder)
-			if err != nil {
-				t.Fatal(err)
-			}
+			try(t, err)
 			if off := got.Silent - c.want.Silent; off < 0 || off > time.Minute { // the machine may be busy
 				t.Errorf("Silent = %s, want %s", got.Silent, c.want.Silent)
 			}
@@ -68,16 +64,10 @@ func TestLifeOfDisturbsNoOwner(t *testing.T) {
 	}()
 	for range 20 { // each owner takes the study of the last one and releases it
 		next := Owner{ID: "successor", Host: "h", PID: 1, Since: time.Now()}
-		if err := os.RemoveAll(filepath.Join(folder.root.Name(), OwnerDir, "first")); err != nil { // the first owner is dead
-			t.Fatal(err)
-		}
+		try(t, os.RemoveAll(filepath.Join(folder.root.Name(), OwnerDir, "first"))) // the first owner is dead
 		lease, err := Take(ctx, folder, next, time.Minute, func(string, int64) (int64, error) { return 0, nil })
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := errors.Join(lease.Acknowledge(0), lease.Release()); err != nil {
-			t.Fatal(err)
-		}
+		try(t, err)
+		try(t, lease.Acknowledge(0), lease.Release())
 	}
 	stop()
 	if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
@@ -91,25 +81,17 @@ func ownedFolder(t *testing.T, locks Locks, kind Kind, age time.Duration) (*Fold
 	t.Helper()
 	dir := t.TempDir()
 	f, err := OpenFolder(dir, locks)
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	t.Cleanup(func() { f.Close() })
 	me := Owner{ID: "first", Host: "h", PID: 1, Since: time.Now()}
 	lock, err := prepare(f, me)
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	t.Cleanup(func() { lock.Close() })
 	if kind == "" {
 		return f, lock
 	}
-	if err := errors.Join(create(f, 1, Slot{Claim, 0, 0, me, time.Now()}), create(f, 2, Slot{kind, 1, 0, me, time.Now()})); err != nil {
-		t.Fatal(err)
-	}
+	try(t, create(f, 1, Slot{Claim, 0, 0, me, time.Now()}), create(f, 2, Slot{kind, 1, 0, me, time.Now()}))
 	at := time.Now().Add(-age)
-	if err := os.Chtimes(filepath.Join(dir, slotName(2)), at, at); err != nil {
-		t.Fatal(err)
-	}
+	try(t, os.Chtimes(filepath.Join(dir, slotName(2)), at, at))
 	return f, lock
 }

@@ -68,9 +68,7 @@ func TestMountOf(t *testing.T) {
 // On NFS a host needs a name of its own.
 func TestHostName(t *testing.T) {
 	m, err := mountOf(mounts, "/mnt/studies")
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	for _, host := range []string{"localhost", "localhost.localdomain", ""} {
 		warnings, err := m.check(host)
 		if err != nil || !slices.ContainsFunc(warnings, func(w string) bool { return strings.Contains(w, "give each host its own name") }) {

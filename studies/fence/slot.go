@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -40,7 +41,7 @@ type Kind string
 
 // The kinds.
 const (
-	Claim     Kind = "claim"    // a takeover begins: the slot's number is that of the new epoch
+	Claim     Kind = "claim"    // a takeover begins: the new epoch has the slot's number
 	Opened    Kind = "open"     // the new epoch has the whole study
 	Commit    Kind = "commit"   // a commit is acknowledged
 	Heartbeat Kind = "beat"     // a heartbeat: the owner lives and has nothing to store
@@ -59,7 +60,7 @@ type Slot struct {
 // A Position is the end of a study's slots.
 type Position struct {
 	Top  int64 // number of the newest slot; 0 means that there is none
-	Slot Slot  // the newest readable slot: an owner may die before it has written the one it made
+	Slot Slot  // the newest readable slot: an owner may die between making its slot and writing it
 }
 
 func slotName(n int64) string { return path.Join(SlotDir, fmt.Sprintf("%012d", n)) }
@@ -81,11 +82,9 @@ func IsEpoch(name string) bool { _, ok := epochOf(name); return ok }
 
 // epochOf is the inverse of EpochDir.
 func epochOf(name string) (epoch int64, ok bool) {
-	if len(name) != 13 || name[0] != 'e' {
-		return 0, false
-	}
-	epoch, err := strconv.ParseInt(name[1:], 10, 64)
-	return epoch, err == nil && epoch > 0
+	digits, isEpoch := strings.CutPrefix(name, "e")
+	epoch, ok = slotOf(digits)
+	return epoch, isEpoch && ok && epoch > 0
 }
 
 // ReadPosition returns the end of the slots, by a listing that may be a minute old.

@@ -11,9 +11,7 @@ import (
 func TestEachByteOfASlotCounts(t *testing.T) {
 	slot := Slot{Commit, 12, 30, Owner{"abc123", "node-a", 77, time.Unix(1770000000, 0).UTC()}, time.Unix(1770000009, 5).UTC()}
 	whole, err := slot.seal()
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	for i := range whole {
 		for _, change := range []byte{1, 6, 0x20, 0x80} {
 			changed := append([]byte{}, whole...)
@@ -29,9 +27,7 @@ func TestEachByteOfASlotCounts(t *testing.T) {
 		}
 	}
 	old, err := json.Marshal(slot)
-	if err != nil {
-		t.Fatal(err)
-	}
+	try(t, err)
 	if got, _, err := unseal(append(old, '\n')); err != nil || got != slot {
 		t.Errorf("unseal of a slot without a checksum = %+v, %v", got, err)
 	}

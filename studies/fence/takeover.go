@@ -52,8 +52,8 @@ var errAgain = errors.New("another tuner made progress meanwhile")
 // meantime.
 const maxAttempts = 5
 
-// A RecoverCopy rolls back an incomplete transaction in the copy of a study in an epoch's directory, checks that the
-// copy is whole, and returns its number of commits. acknowledged is the number of commits in the last slot.
+// A RecoverCopy rolls back an incomplete transaction in the copy of a study in an epoch's directory. It checks that
+// the copy is whole, and returns its number of commits. acknowledged is the number of commits in the last slot.
 type RecoverCopy func(dir string, acknowledged int64) (commits int64, err error)
 
 // Take takes the study over, or begins it if there is none.
@@ -343,8 +343,8 @@ const (
 )
 
 // copyAgain copies the study until two successive rounds read the same bytes. Each round reads the journal before the
-// database. So a transaction that wrote to the database during two equal rounds is either in the journal that they
-// read, or was complete before they read it.
+// database. Suppose that a transaction wrote to the database during two equal rounds. Then it is in the journal that
+// they read, or it was complete before they read the journal.
 func (t *takeover) copyAgain(ctx context.Context) error {
 	for range maxCopyRounds {
 		if err := sleep(ctx, copyPause); err != nil {

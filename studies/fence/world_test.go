@@ -275,7 +275,7 @@ func (a *actor) Lock(string) (io.Closer, error) { return &pages{}, nil }
 func (a *actor) Locked(string) (bool, error)    { return false, nil }
 func (a *actor) Locks() Locks                   { return SharedLocks }
 
-// The actors' study has a database of two pages, each with all values stored so far, and a journal that begins with one
+// The actors' study has a database of two pages. Each page has all values stored so far. Its journal begins with one
 // of these words.
 const (
 	hot  = "hot:" // then come the old pages, to be rolled back to

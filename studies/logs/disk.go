@@ -2,6 +2,7 @@ package logs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -41,9 +42,9 @@ type disk struct {
 
 func (d *disk) path() string { return filepath.Join(d.dir, folder) }
 
-// write puts lines on the disk, or counts them as left out. The last write is tried even during the pause after an
-// error.
-func (d *disk) write(lines []byte, last bool) {
+// write puts lines on the disk, or counts them as left out, together with the bytes dropped after them. The last
+// write is tried even during the pause after an error.
+func (d *disk) write(lines []byte, dropped int64, last bool) {
 	n := 0
 	if last || d.cause == nil || !time.Now().Before(d.retry) {
 		var err error
@@ -51,8 +52,9 @@ func (d *disk) write(lines []byte, last bool) {
 			d.fail(err)
 		}
 	}
-	d.missing += int64(len(lines) - n)
-	d.lost += int64(len(lines) - n)
+	dropped += int64(len(lines) - n)
+	d.missing += dropped
+	d.lost += dropped
 }
 
 // put opens the log if necessary, adds the tuner's own lines that are due, and then the server's lines. It returns how
@@ -68,7 +70,7 @@ func (d *disk) put(lines []byte) (int, error) {
 		d.again = false
 	}
 	if d.missing > 0 {
-		if err := d.note(leftOut(d.missing, d.cause)); err != nil {
+		if err := d.note(leftOut(d.missing, cmp.Or(d.cause, errSlow))); err != nil {
 			return 0, err
 		}
 		d.missing = 0

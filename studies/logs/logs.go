@@ -69,13 +69,6 @@ func partNumbers(root *os.Root, trial int) ([]int, error) {
 // Name is the path of the head of a trial's log in the study's directory. A long log goes on in Name.1 and so on.
 func Name(trial int) string { return folder + "/" + fileName(trial, 0) }
 
-func checkNumber(trial int) error {
-	if trial < 0 {
-		return fmt.Errorf("log of trial %d: trials count from 0", trial)
-	}
-	return nil
-}
-
 // bytesText formats a number of bytes for people, such as 1.2 GB.
 func bytesText(n int64) string {
 	if n < 1000 {

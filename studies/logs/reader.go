@@ -32,18 +32,15 @@ type Reader struct {
 func Open(dir string, trial int) (*Reader, error) { return open(dir, trial, ordinary) }
 
 func open(dir string, trial int, l limits) (*Reader, error) {
-	if err := checkNumber(trial); err != nil {
-		return nil, err
-	}
 	path := filepath.Join(dir, folder)
 	info, err := os.Stat(path)
 	if err == nil && !info.IsDir() {
 		err = fmt.Errorf("%s: %w", path, ErrNoLog)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("log of trial %d: %w", trial, err)
+	var root *os.Root
+	if err == nil {
+		root, err = os.OpenRoot(path)
 	}
-	root, err := os.OpenRoot(path)
 	if err != nil {
 		return nil, fmt.Errorf("log of trial %d: %w", trial, err)
 	}
@@ -258,12 +255,9 @@ func (r *Reader) renew() error {
 	if _, err := f.Seek(offset, io.SeekStart); err != nil {
 		return errors.Join(err, f.Close())
 	}
-	whole := r.whole
-	if err := r.use(f, r.part); err != nil {
-		return err
-	}
-	r.whole = whole
-	return nil
+	old := r.file
+	r.file = f
+	return old.Close()
 }
 
 // Close closes the files.

@@ -2,6 +2,7 @@ package logs
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -33,8 +34,7 @@ type Writer struct {
 	pending  []byte        // bytes that wait for the disk
 	room     chan struct{} // closed and replaced when the disk has taken pending
 	stuck    bool          // a Write has waited for its whole patience, and the disk has taken nothing since
-	overflow int64         // bytes left out for lack of room, since the last line about them
-	dropped  int64         // number of all bytes left out for lack of room
+	overflow int64         // bytes left out for lack of room since the disk took pending
 	closed   bool
 
 	wake    chan struct{} // has one value when the goroutine shall write
@@ -48,14 +48,11 @@ type Writer struct {
 }
 
 // Create opens the log of a trial in dir/logs, where dir is the study's directory. If the trial is run again, its log
-// goes on after a line that says so. The only error is for a negative number. If the disk cannot be written, the Writer
-// tries again while the server runs. The caller must Close.
-func Create(dir string, trial int) (*Writer, error) { return create(dir, trial, ordinary) }
+// goes on after a line that says so. If the disk cannot be written, the Writer tries again while the server runs. The
+// caller must Close.
+func Create(dir string, trial int) *Writer { return create(dir, trial, ordinary) }
 
-func create(dir string, trial int, l limits) (*Writer, error) {
-	if err := checkNumber(trial); err != nil {
-		return nil, err
-	}
+func create(dir string, trial int, l limits) *Writer {
 	w := &Writer{
 		trial: trial, limits: l, room: make(chan struct{}),
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), gone: make(chan struct{}),
@@ -63,7 +60,7 @@ func create(dir string, trial int, l limits) (*Writer, error) {
 	}
 	w.signal() // so that the file exists before the server's first line
 	go w.run()
-	return w, nil
+	return w
 }
 
 // Write takes a piece of the log. Its only error is os.ErrClosed. While 1 MiB waits for the disk, Write waits too, for
@@ -77,10 +74,8 @@ func (w *Writer) Write(b []byte) (int, error) {
 		return 0, fmt.Errorf("log of trial %d: %w", w.trial, os.ErrClosed)
 	case len(w.pending) >= maxPending:
 		w.overflow += int64(len(b))
-		w.dropped += int64(len(b))
 		return len(b), nil
 	}
-	w.noteOverflow()
 	w.pending = append(w.pending, b...)
 	if len(w.pending) >= flushAt {
 		w.signal()
@@ -107,18 +102,6 @@ func (w *Writer) waitForRoom() {
 			return
 		}
 	}
-}
-
-// noteOverflow adds a line about bytes left out for lack of room, where they would have been. The caller holds mu.
-func (w *Writer) noteOverflow() {
-	if w.overflow == 0 {
-		return
-	}
-	if n := len(w.pending); n > 0 && w.pending[n-1] != '\n' {
-		w.pending = append(w.pending, '\n')
-	}
-	w.pending = append(w.pending, leftOut(w.overflow, errSlow)...)
-	w.overflow = 0
 }
 
 // errSlow is the reason for bytes that were left out because the disk was slow.
@@ -148,26 +131,30 @@ func (w *Writer) run() {
 		case <-w.closing:
 			last = true
 		}
-		w.disk.write(w.take(last), last)
+		lines, dropped := w.take(last)
+		w.disk.write(lines, dropped, last)
+		if last && dropped > 0 {
+			w.disk.write(nil, 0, true) // the line about them
+		}
 	}
 	w.disk.close()
 }
 
-// take returns the pending lines that are whole, or all pending bytes the last time. The disk writes them when mu is
-// free again.
-func (w *Writer) take(last bool) []byte {
+// take returns the pending lines that are whole, or all pending bytes the last time. dropped is the number of bytes
+// that were left out after them. The disk writes the lines when mu is free again.
+func (w *Writer) take(last bool) (batch []byte, dropped int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := bytes.LastIndexByte(w.pending, '\n') + 1
-	if last || n == 0 && len(w.pending) >= maxPending { // a line longer than maxPending is cut
+	if last || w.overflow > 0 || n == 0 && len(w.pending) >= maxPending { // a line longer than maxPending is cut
 		n = len(w.pending)
 	}
-	batch := w.pending[:n]
+	batch, dropped, w.overflow = w.pending[:n], w.overflow, 0
 	w.pending, w.spare = append(w.spare[:0], w.pending[n:]...), batch
 	w.stuck = false
 	close(w.room)
 	w.room = make(chan struct{})
-	return batch
+	return batch, dropped
 }
 
 // Close writes the pending bytes and waits for the Writer's goroutine, for at most ten seconds: a call to a hanging
@@ -176,7 +163,6 @@ func (w *Writer) take(last bool) []byte {
 func (w *Writer) Close() error {
 	w.close.Do(func() {
 		w.mu.Lock()
-		w.noteOverflow()
 		w.closed = true
 		w.mu.Unlock()
 		close(w.closing)
@@ -192,13 +178,9 @@ func (w *Writer) Close() error {
 
 // loss returns an error for the bytes that are not on the disk. The goroutine has ended.
 func (w *Writer) loss() error {
-	lost, cause := w.dropped+w.disk.lost, w.disk.first
-	if cause == nil {
-		cause = errSlow
-	}
 	switch {
-	case lost > 0:
-		return fmt.Errorf("log of trial %d: %s of it were left out: %w", w.trial, bytesText(lost), cause)
+	case w.disk.lost > 0:
+		return fmt.Errorf("log of trial %d: %s of it were left out: %w", w.trial, bytesText(w.disk.lost), cmp.Or(w.disk.first, errSlow))
 	case w.disk.closeErr != nil:
 		return fmt.Errorf("log of trial %d: the end of it may be missing: %w", w.trial, w.disk.closeErr)
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -31,10 +32,7 @@ func TestMain(m *testing.M) {
 }
 
 func endless(dir string) {
-	w, err := create(dir, 0, small)
-	if err != nil {
-		panic(err)
-	}
+	w := create(dir, 0, small)
 	for i := 0; ; i++ {
 		fmt.Fprint(w, line(i))
 		if i == 10_000 {
@@ -50,9 +48,8 @@ func endless(dir string) {
 func TestALineIsOnTheDiskWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
-		w, err := Create(dir, 0)
-		try(t, err)
-		_, err = io.WriteString(w, line(0))
+		w := Create(dir, 0)
+		_, err := io.WriteString(w, line(0))
 		try(t, err)
 		time.Sleep(flushEvery)
 		synctest.Wait()
@@ -84,8 +81,7 @@ func TestADiskThatComesBack(t *testing.T) {
 		dir := t.TempDir()
 		blocked := filepath.Join(dir, folder)
 		try(t, os.WriteFile(blocked, nil, 0o644))
-		w, err := create(dir, 0, small)
-		try(t, err)
+		w := create(dir, 0, small)
 		synctest.Wait() // the first attempt has failed
 		try(t, os.Remove(blocked))
 		write := func(from, to int) {
@@ -106,7 +102,7 @@ func TestADiskThatComesBack(t *testing.T) {
 		if got := runs(t, read(t, dir, 0, small)); len(got) != 2 || !strings.HasPrefix(got[0], "… 175 bytes left out here: ") || got[1] != "10-19" {
 			t.Errorf("read %q, want a line about the first 10 lines, and 10-19", got)
 		}
-		err = w.Close()
+		err := w.Close()
 		if err == nil || !strings.Contains(err.Error(), "log of trial 0: 175 bytes of it were left out: ") || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
 			t.Errorf("Close() = %v, want how many bytes are missing, and why", err)
 		}
@@ -127,8 +123,7 @@ func TestAFullDisk(t *testing.T) {
 	}
 	t.Cleanup(func() { try(t, unix.Unmount(disk, unix.MNT_DETACH)) })
 	synctest.Test(t, func(t *testing.T) {
-		w, err := Create(disk, 0)
-		try(t, err)
+		w := Create(disk, 0)
 		ballast := filepath.Join(disk, "ballast")
 		write := func(from, to int) {
 			for i := from; i < to; i++ {
@@ -164,10 +159,10 @@ func TestADiskThatForgets(t *testing.T) {
 	dir := t.TempDir()
 	d := disk{limits: small, dir: dir}
 	lines := line(0) + line(1) + line(2)
-	d.write([]byte(lines), false)
+	d.write([]byte(lines), 0, false)
 	try(t, os.Truncate(filepath.Join(dir, folder, "trial-0000.log"), int64(len(line(0)))))
 	d.fail(syscall.EIO) // the error that the next write would get
-	d.write([]byte(line(3)), true)
+	d.write([]byte(line(3)), 0, true)
 	d.close()
 	if got := runs(t, read(t, dir, 0, small)); !slices.Equal(got, []string{"0-0", "… 29 bytes left out here: input/output error …", "3-3"}) || d.lost != 29 {
 		t.Errorf("read %q, and %d bytes are lost; want 29, which are lines 1 and 2", got, d.lost)
@@ -181,8 +176,7 @@ func TestADiskThatHangs(t *testing.T) {
 	try(t, os.Mkdir(filepath.Dir(pipe), 0o755), unix.Mkfifo(pipe, 0o644))
 	hasty := small
 	hasty.patience, hasty.closing, hasty.head = 200*time.Millisecond, 200*time.Millisecond, 100<<20
-	w, err := create(dir, 0, hasty)
-	try(t, err)
+	w := create(dir, 0, hasty)
 	text := []byte(strings.Repeat(strings.Repeat("y", 999)+"\n", 64))
 	began := time.Now()
 	for range 4 * maxPending / len(text) {
@@ -217,8 +211,7 @@ func TestADiskThatHangs(t *testing.T) {
 // If lines come faster than the disk takes them, Write waits, so that the log has the end.
 func TestABurst(t *testing.T) {
 	dir := t.TempDir()
-	w, err := Create(dir, 0)
-	try(t, err)
+	w := Create(dir, 0)
 	const lines = 30_000
 	for i := range lines {
 		_, err := fmt.Fprintf(w, "%07d%992d\n", i, i)
@@ -248,8 +241,7 @@ func TestABurst(t *testing.T) {
 
 func TestSeveralWriteWholeLines(t *testing.T) {
 	dir := t.TempDir()
-	w, err := create(dir, 0, ordinary)
-	try(t, err)
+	w := create(dir, 0, ordinary)
 	const each = 5000
 	var writers sync.WaitGroup
 	for k := range 4 {
@@ -313,11 +305,14 @@ func TestFollowingOverSeveralFiles(t *testing.T) {
 	dir := t.TempDir()
 	l := small
 	l.head, l.part, l.parts = 100_000, 100_000, 2
-	w, err := create(dir, 0, l)
+	w := create(dir, 0, l)
+	_, err := io.WriteString(w, line(0))
 	try(t, err)
-	_, err = io.WriteString(w, line(0))
+	r, err := open(dir, 0, l)
+	for ; errors.Is(err, fs.ErrNotExist); r, err = open(dir, 0, l) {
+		time.Sleep(10 * time.Millisecond) // the Writer's goroutine makes the file soon
+	}
 	try(t, err)
-	r := openSoon(t, dir, l)
 	got, done, ended := new(output), make(chan struct{}), make(chan error, 1)
 	go func() { ended <- r.Follow(t.Context(), got, done) }()
 	const step, steps = 4000, 6 // 84 kB each
@@ -393,20 +388,6 @@ func TestFollowingEndsWithItsContext(t *testing.T) {
 		t.Errorf("Follow ends with %v, want the cause", err)
 	}
 	try(t, r.Close())
-}
-
-// openSoon opens a log as soon as it exists.
-func openSoon(t *testing.T, dir string, l limits) *Reader {
-	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		r, err := open(dir, 0, l)
-		if err == nil {
-			return r
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("Open = %v after 10 s", err)
-		}
-	}
 }
 
 // An output keeps all that was written to it. A test can wait for a text in it.

@@ -29,29 +29,25 @@ type View struct {
 
 // Open reads the study in a directory and returns the View of one of its trials. The View is nil when the study has no
 // such trial.
-func Open(ctx context.Context, dir string, trial int) (v *View, study studies.Study, err error) {
-	if study, err = read(ctx, dir, trial); err != nil {
-		return nil, study, err
+func Open(ctx context.Context, dir string, trial int) (*View, studies.Study, error) {
+	v := &View{Dir: dir, Trial: studies.Trial{Number: trial}, Lines: -1, Out: io.Discard, Notes: io.Discard}
+	if found, err := v.read(ctx); err != nil || !found {
+		return nil, v.Study, err
 	}
-	for _, t := range study.Trials {
-		if t.Number == trial {
-			return &View{Dir: dir, Study: study, Trial: t, Lines: -1, Out: io.Discard, Notes: io.Discard}, study, nil
-		}
-	}
-	return nil, study, nil
+	return v, v.Study, nil
 }
 
-// read reads the study. Only the given trial has its result and probes.
-func read(ctx context.Context, dir string, trial int) (studies.Study, error) {
-	whole := func(study studies.Study) []int {
-		for _, t := range study.Trials {
-			if t.Number == trial {
-				return []int{trial}
-			}
+// read reads the study, with the result and probes of the trial, and reports whether the study has it.
+func (v *View) read(ctx context.Context) (found bool, err error) {
+	trial := v.Trial.Number
+	whole := func(studies.Study) []int { return []int{trial} }
+	v.Study, err = studies.ReadLive(ctx, v.Dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
+	for _, t := range v.Study.Trials {
+		if t.Number == trial {
+			v.Trial, found = t, true
 		}
-		return nil
 	}
-	return studies.ReadLive(ctx, dir, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, whole) })
+	return found, err
 }
 
 // Print prints the log. With Follow it goes on until the trial is done, or returns the cause of ctx.
@@ -125,17 +121,8 @@ func (v *View) refresh(ctx context.Context) error {
 		return context.Cause(ctx)
 	case <-time.After(time.Second):
 	}
-	study, err := read(ctx, v.Dir, v.Trial.Number)
-	if err != nil {
-		return err
-	}
-	v.Study = study
-	for _, t := range study.Trials {
-		if t.Number == v.Trial.Number {
-			v.Trial = t
-		}
-	}
-	return nil
+	_, err := v.read(ctx)
+	return err
 }
 
 // explain says why the trial has no log, and prints the last lines of the server that the study keeps. Without such

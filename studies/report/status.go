@@ -81,16 +81,15 @@ func unfinishedText(study studies.Study, running string) string {
 func startsText(trials []studies.Trial) string {
 	const newest = 1000 // this many trials are enough for medians
 	starts := studies.StartsOf(trials[max(0, len(trials)-newest):])
-	parts := starts.Parts()
 	const minShown = 5 * time.Second
-	if starts.Cold() < minShown || len(parts) == 0 { // a start in virtual time has no parts
+	if starts.Cold < minShown || len(starts.Parts) == 0 { // a start in virtual time has no parts
 		return ""
 	}
-	text := render.Span(starts.Cold())
-	if warm := starts.Warm(); warm > 0 {
-		text += fmt.Sprintf(", or %s with graphs from the compile cache", render.Span(warm))
+	text := render.Span(starts.Cold)
+	if starts.Warm > 0 {
+		text += fmt.Sprintf(", or %s with graphs from the compile cache", render.Span(starts.Warm))
 	}
-	longest := slices.MaxFunc(parts, func(a, b serverctl.Part) int { return cmp.Compare(a.Took, b.Took) })
+	longest := slices.MaxFunc(starts.Parts, func(a, b serverctl.Part) int { return cmp.Compare(a.Took, b.Took) })
 	return fmt.Sprintf("%s; longest part: %s, %s", text, longest.Name, render.Span(longest.Took))
 }
 

@@ -43,10 +43,7 @@ const maxIdle = 10 * time.Minute
 // Start starts a server with its log and its process record, and returns it with its load. The error wraps a
 // *bench.PreflightError when a text of the workload is too long for the model.
 func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
-	log, err := logs.Create(r.Dir, launch.Number)
-	if err != nil {
-		return nil, nil, err
-	}
+	log := logs.Create(r.Dir, launch.Number)
 	config := r.Server
 	config.Args, config.Log, config.Progress = launch.Args, log, launch.Progress
 	config.OnRecord = func(record proc.Record) error { return writeRecord(r.Dir, record) }
