@@ -88,20 +88,16 @@ func (b *Bench) requests() iter.Seq[*workload.Request] {
 
 // Sweep makes the runs one after the other, whatever the results of the earlier ones are.
 func (b *Bench) Sweep(ctx context.Context, report *Report) error {
-	grid, next := make([]float64, len(b.Runs)), 0
-	for i, r := range b.Runs {
-		grid[i] = r.level()
-	}
-	steps, err := capacity.Sweep(ctx, grid, func(ctx context.Context, _ float64) (capacity.Outcome, error) {
-		r, err := b.measure(ctx, b.Runs[next], nil)
+	var steps []capacity.Step
+	for _, planned := range b.Runs {
+		r, err := b.measure(ctx, planned, nil)
 		if err != nil {
-			return capacity.Outcome{}, err
+			return err
 		}
-		next++
-		return r.outcome(), report.add(r)
-	})
-	if err != nil {
-		return err
+		if err := report.add(r); err != nil {
+			return err
+		}
+		steps = append(steps, capacity.Step{Rate: r.Load(), Outcome: r.outcome()})
 	}
 	return report.Finish(steps)
 }
@@ -117,7 +113,7 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 	progress := newProgress(b.Notes, planned)
 	client.Progress = progress.show
 	sender := cmp.Or[trial.ClosedLoad](b.Sender, &client)
-	run, err := sender.RunClosed(ctx, planned.schedule, cmp.Or(planned.concurrency, client.MaxInFlight), b.byRules(stop))
+	run, err := sender.RunClosed(ctx, planned.schedule, cmp.Or(planned.Streams, client.MaxInFlight), b.byRules(stop))
 	progress.shown.End()
 	switch {
 	case errors.Is(err, context.Canceled):
@@ -129,10 +125,7 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 		return Result{}, err
 	}
 	scope := b.scope(planned, run)
-	r := Result{
-		Run: planned, Measurement: bench.Measure(run, scope), scope: scope, samples: run.Samples, took: run.Elapsed, stopped: run.Stopped,
-		workload: fmt.Sprintf("%s, seed %d", b.workload(), b.Load.Seed),
-	}
+	r := Result{Run: planned, Measurement: bench.Measure(run, scope), scope: scope, samples: run.Samples, took: run.Elapsed, stopped: run.Stopped}
 	if b.SLO != nil && run.Tally == nil {
 		n := planned.planned
 		if b.Load.Live { // n conversations were planned, and their turns are judged
@@ -185,7 +178,7 @@ func (b *Bench) byRules(stop bench.Stop) bench.Stop {
 // scope says which part of a run is measured.
 func (b *Bench) scope(planned Run, run bench.Run) bench.Scope {
 	scope := bench.Scope{
-		Rate: planned.rate, Start: planned.leadIn, Length: planned.window,
+		Rate: planned.Rate, Start: planned.leadIn, Length: planned.window,
 		Natural: b.Client.Natural, Rules: b.rules(), Limits: b.Limits,
 	}
 	if planned.window > 0 {

@@ -2,59 +2,66 @@ package loadtest
 
 import (
 	"encoding/csv"
+	"fmt"
 	"strconv"
 
 	"vllmtuner/bench"
+	"vllmtuner/trial/slo"
 )
-
-// A Column is a column of the CSV table.
-type Column struct {
-	Name  string
-	Value func(Result) string
-}
 
 // Fixed writes a figure with three digits behind the point: a latency in milliseconds keeps its microseconds.
 func Fixed(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
 
-// Columns returns the columns of the CSV table. They begin as in the tables of manual sweeps: concurrency,req_s,out_tok_s,…
-func Columns(closed bool) []Column {
-	first := Column{"rate", func(r Result) string { return strconv.FormatFloat(r.rate, 'f', -1, 64) }}
-	if closed {
-		first = Column{"concurrency", func(r Result) string { return strconv.Itoa(r.concurrency) }}
-	}
-	columns := []Column{
-		first,
-		{"req_s", func(r Result) string { return Fixed(r.Measurement.RequestThroughput) }},
-		{"out_tok_s", func(r Result) string { return Fixed(r.Measurement.OutputThroughput) }},
-	}
-	for _, l := range []struct {
-		name  string
-		stats func(bench.Measurement) bench.Stats
-	}{
-		{"ttft", func(m bench.Measurement) bench.Stats { return m.TTFT }},
-		{"itl", func(m bench.Measurement) bench.Stats { return m.ITL }},
-		{"e2e", func(m bench.Measurement) bench.Stats { return m.E2E }},
-	} {
-		columns = append(columns,
-			Column{l.name + "_p50_ms", func(r Result) string { return msOf(l.stats(r.Measurement), P50) }},
-			Column{l.name + "_p95_ms", func(r Result) string { return msOf(l.stats(r.Measurement), P95) }})
-	}
-	return append(columns,
-		Column{"ttft_p99_ms", func(r Result) string { return msOf(r.judged("p99 TTFT", r.Measurement.TTFT), P99) }},
-		Column{"tpot_p50_ms", func(r Result) string { return msOf(r.Measurement.TPOT, P50) }},
-		Column{"tpot_p99_ms", func(r Result) string { return msOf(r.judged("p99 TPOT", r.Measurement.TPOT), P99) }},
-		Column{"completed", func(r Result) string { return strconv.Itoa(r.Measurement.Completed) }},
-		Column{"failed", func(r Result) string { return strconv.Itoa(r.Measurement.Failed) }},
-		Column{"slo", VerdictWord},
-		Column{"client_limited", func(r Result) string { return r.Limited }})
+// Latency returns the 50th, 95th or 99th percentile of a latency in milliseconds. known is false if no latency was measured.
+func Latency(m bench.Measurement, metric slo.Metric, percentile int) (ms float64, known bool) {
+	s := map[slo.Metric]bench.Stats{slo.TTFT: m.TTFT, slo.TPOT: m.TPOT, slo.ITL: m.ITL, slo.E2E: m.E2E}[metric]
+	return map[int]float64{50: s.P50, 95: s.P95, 99: s.P99}[percentile], s.N > 0
 }
 
-// msOf returns a figure of a latency, or "" when no latency was measured.
-func msOf(s bench.Stats, of func(bench.Stats) float64) string {
-	if s.N == 0 {
-		return ""
+// latency is Latency with p99 TTFT and p99 TPOT as the verdict used them. In a run that ended early the verdict counts requests that
+// still waited, while the measurement has completed ones alone.
+func (r Result) latency(metric slo.Metric, percentile int) (ms float64, known bool) {
+	limit := slo.Limit{Metric: metric, Percentile: float64(percentile)}.String()
+	if r.stopped && r.Verdict != nil && (limit == "p99 TTFT" || limit == "p99 TPOT") {
+		for _, c := range r.Verdict.Checks {
+			if c.Limit == limit && c.ValueMS > 0 {
+				return c.ValueMS, true
+			}
+		}
 	}
-	return Fixed(of(s))
+	return Latency(r.Measurement, metric, percentile)
+}
+
+// Record returns the line of a run in the CSV table, and the names of its columns. They begin as in the tables of manual sweeps:
+// concurrency,req_s,out_tok_s,…
+func Record(r Result) (names, values []string) {
+	add := func(name, value string) { names, values = append(names, name), append(values, value) }
+	latencies := func(metric slo.Metric, percentiles ...int) {
+		for _, p := range percentiles {
+			text := ""
+			if ms, known := r.latency(metric, p); known {
+				text = Fixed(ms)
+			}
+			add(fmt.Sprintf("%s_p%d_ms", metric, p), text)
+		}
+	}
+	if r.Streams > 0 {
+		add("concurrency", strconv.Itoa(r.Streams))
+	} else {
+		add("rate", strconv.FormatFloat(r.Rate, 'f', -1, 64))
+	}
+	add("req_s", Fixed(r.Measurement.RequestThroughput))
+	add("out_tok_s", Fixed(r.Measurement.OutputThroughput))
+	latencies(slo.TTFT, 50, 95)
+	latencies(slo.ITL, 50, 95)
+	latencies(slo.E2E, 50, 95)
+	latencies(slo.TTFT, 99)
+	latencies(slo.TPOT, 50, 99)
+	add("completed", strconv.Itoa(r.Measurement.Completed))
+	add("failed", strconv.Itoa(r.Measurement.Failed))
+	add("slo", VerdictWord(r))
+	add("client_limited", r.Limited)
+	return names, values
 }
 
 // VerdictWord is the verdict on a run in one word; "" without an SLO.
@@ -73,20 +80,10 @@ func VerdictWord(r Result) string {
 }
 
 func (o *Report) writeCSV(r Result) error {
-	columns := Columns(r.concurrency > 0)
-	names, values := make([]string, len(columns)), make([]string, len(columns))
-	for i, c := range columns {
-		names[i], values[i] = c.Name, c.Value(r)
+	names, values := Record(r)
+	lines := [][]string{names, values}
+	if o.rows > 1 {
+		lines = lines[1:]
 	}
-	out := csv.NewWriter(o.Out)
-	if o.rows == 1 {
-		if err := out.Write(names); err != nil {
-			return err
-		}
-	}
-	if err := out.Write(values); err != nil {
-		return err
-	}
-	out.Flush()
-	return out.Error()
+	return csv.NewWriter(o.Out).WriteAll(lines)
 }

@@ -10,6 +10,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 )
@@ -93,7 +94,7 @@ func TestRatesInTables(t *testing.T) {
 // A row says if the load generator decided the verdict. If the run ended early, the row shows the p99 that the verdict used.
 func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	v := slo.Verdict{Reason: "p99 TTFT 196.4 ms breaks 40 ms", Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 40, ValueMS: 196.4}}}
-	r := Result{Run: Run{rate: 20}, Verdict: &v, stopped: true}
+	r := Result{Run: Run{Level: trial.Level{Rate: 20}}, Verdict: &v, stopped: true}
 	r.Measurement.TTFT, r.Measurement.Completed = bench.Stats{N: 130, P50: 20, P99: 68.1}, 130
 	r.notes = (&Bench{Client: &bench.Client{}}).notes(r, bench.Run{Stopped: true})
 	var out bytes.Buffer
@@ -112,7 +113,7 @@ func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	if err := keptAny([]capacity.Step{{Rate: 20, Outcome: late.outcome()}}); !errors.Is(err, ErrNoRunKept) {
 		t.Errorf("one late pass gives %v, want that no run kept the SLO", err)
 	}
-	in := Result{Run: Run{rate: 20}, Verdict: &slo.Verdict{Pass: true}}
+	in := Result{Run: Run{Level: trial.Level{Rate: 20}}, Verdict: &slo.Verdict{Pass: true}}
 	in.Measurement.SendLag.P99, in.Measurement.Window = 147, 2*time.Second
 	if !in.outcome().Pass {
 		t.Error("slow sending turned a pass into a fail, although the verdict does not blame the load generator")

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"vllmtuner/bench"
+	"vllmtuner/trial/slo"
 )
 
 // notes are what a reader must know before he trusts the figures.
@@ -23,7 +24,7 @@ func (b *Bench) notes(r Result, run bench.Run) []string {
 		notes = append(notes, "ended early: p99 TTFT and TPOT count the requests that still waited; none was completed")
 	case r.stopped:
 		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT count the requests that still waited; of the %d that were completed they are %s and %s ms",
-			r.Measurement.Completed, cell(r.Measurement.TTFT, P99), cell(r.Measurement.TPOT, P99)))
+			r.Measurement.Completed, cell(Latency(r.Measurement, slo.TTFT, 99)), cell(Latency(r.Measurement, slo.TPOT, 99))))
 	}
 	if run.Stalled > 0 {
 		notes = append(notes, fmt.Sprintf("the load generator itself stood still for %.1f s", run.Stalled.Seconds()))

@@ -102,13 +102,13 @@ func (o *Report) add(r Result) error {
 	if o.table() {
 		return o.writeRow(r)
 	}
-	return writeBlock(o.Out, r)
+	return writeBlock(o.Out, r, fmt.Sprintf("%s, seed %d", o.Bench.workload(), o.Bench.Load.Seed))
 }
 
 // Finish ends the report. Below a table it names the highest load that kept the SLO.
 func (o *Report) Finish(steps []capacity.Step) error {
 	if o.table() && o.Bench.SLO != nil && o.Format == FormatText {
-		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].concurrency > 0), "  ", render.DefaultWidth)); err != nil {
+		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].Streams > 0), "  ", render.DefaultWidth)); err != nil {
 			return err
 		}
 	}

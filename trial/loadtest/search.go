@@ -24,25 +24,19 @@ type Search struct {
 	primed  time.Duration // how long the priming took
 	refines bool          // the search refines its answer, so no run ends early: every request adds to the estimate
 	weigher *workload.Weigher
-	runs    []searchRun
+	runs    []trial.Probe // with their number, rate, verdict, measurement and time
 	runOut  time.Duration // the longest so far
 }
 
-// A searchRun is one run of a search.
-type searchRun struct {
-	trial.Probe // its number, rate, verdict and measurement
-	took        time.Duration
-}
-
-// inFlight is the mean number of requests in the server, by Little's law over the completed ones. It is right even for a run
+// inFlight is the mean number of requests in the server, by Little's law over the completed ones. It is right even for a probe
 // that ended early.
-func (r searchRun) inFlight() float64 { return r.Rate * r.Measurement.E2E.Mean / 1000 }
+func inFlight(p trial.Probe) float64 { return p.Rate * p.Measurement.E2E.Mean / 1000 }
 
 // spent is how long all runs and the priming took.
 func (s *Search) spent() (all time.Duration) {
 	all = s.primed
-	for _, run := range s.runs {
-		all += run.took
+	for _, p := range s.runs {
+		all += p.GPUTime
 	}
 	return all
 }
@@ -105,7 +99,7 @@ func (b *Bench) prime(ctx context.Context) error {
 		return nil
 	}
 	pass := workload.Pass{Source: b.Load.Source, Seed: b.Load.Seed, Stream: workload.PrimeStream, Rate: s.Hint, N: n}
-	r, err := b.measure(ctx, Run{primes: true, rate: s.Hint, planned: n, schedule: pass.Schedule()}, nil)
+	r, err := b.measure(ctx, Run{Level: trial.Level{Rate: s.Hint}, primes: true, planned: n, schedule: pass.Schedule()}, nil)
 	s.primed = r.took
 	if err == nil && r.Measurement.Failed > 0 {
 		fmt.Fprintf(b.Notes, "%d of %d requests that were sent before the first run failed\n", r.Measurement.Failed, r.Measurement.Requests)
@@ -148,7 +142,7 @@ func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early b
 	if r.Verdict == nil {
 		return capacity.Outcome{}, InputError{fmt.Errorf("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", planned.planned, rate)}
 	}
-	s.runs = append(s.runs, searchRun{Probe: trial.Probe{Seq: len(s.runs), Rate: rate, Verdict: *r.Verdict, Measurement: r.Measurement}, took: r.took})
+	s.runs = append(s.runs, trial.Probe{Seq: len(s.runs), Rate: rate, Verdict: *r.Verdict, Measurement: r.Measurement, GPUTime: r.took})
 	if stop == nil || r.Verdict.Pass { // it did not end early
 		s.runOut = max(s.runOut, r.took-b.Load.Planned(rate))
 	}

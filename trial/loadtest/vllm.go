@@ -1,6 +1,7 @@
 package loadtest
 
 import (
+	"cmp"
 	"time"
 
 	"vllmtuner/bench"
@@ -30,10 +31,6 @@ func (m Meta) result(b *Bench, r Result) (bench.VLLMResult, error) {
 	if m.Detailed {
 		details = r.samples
 	}
-	streams := r.concurrency
-	if streams == 0 {
-		streams = b.Client.MaxInFlight
-	}
 	measured := r.Measurement
 	if r.Measurement.Queue.N > 0 && len(r.samples) > 0 { // vLLM's latencies leave out the time that a request waits in the client
 		from := bench.WithoutQueue(r.samples)
@@ -44,8 +41,8 @@ func (m Meta) result(b *Bench, r Result) (bench.VLLMResult, error) {
 		}
 	}
 	return bench.NewVLLMResult(measured, bench.VLLMMeta{
-		Date: time.Now(), Backend: backend, Model: b.Client.Model, Prompts: r.planned, Rate: r.rate,
-		Burstiness: m.Burstiness, MaxConcurrency: streams, Metadata: m.Metadata,
+		Date: time.Now(), Backend: backend, Model: b.Client.Model, Prompts: r.planned, Rate: r.Rate,
+		Burstiness: m.Burstiness, MaxConcurrency: cmp.Or(r.Streams, b.Client.MaxInFlight), Metadata: m.Metadata,
 		Workload: b.workload(), Seed: b.Load.Seed, Natural: b.Client.Natural,
 	}, details)
 }

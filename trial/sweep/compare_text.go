@@ -18,15 +18,15 @@ func (s *Sweep) writeStandings(t *render.Text) {
 		what = "concurrency"
 	}
 	fmt.Fprintf(t, "\nHighest %s within the SLO\n%-*s %11s %8s %7s  %s\n", what, longest, "config", what, "vs base", "", "next on the grid")
-	for i, st := range s.standings() {
+	for i, st := range s.compare().all {
 		rate := "none"
 		switch {
-		case st.highest.Met():
-			rate = s.loadWord(st.highest.Rate)
-		case st.highest.Bound == "":
+		case st.Met():
+			rate = s.loadWord(st.Rate)
+		case st.Bound == "":
 			rate = "-"
 		}
-		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, s.label(i), rate, st.versus(), strings.ToUpper(st.mark), s.next(&s.Configs[i], st.highest))
+		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, s.label(i), rate, st.versus(), strings.ToUpper(st.mark), s.next(&s.Configs[i], st.Capacity))
 		if len(st.below) > 0 {
 			var below []string
 			for _, load := range st.below {
@@ -65,42 +65,19 @@ func (s *Sweep) next(c *Config, h capacity.Capacity) string {
 		return "none: the grid ends here"
 	}
 	p, _ := c.at(s.Plan.Levels[i])
-	return s.loadWord(h.High) + " " + verdictCell(p)
+	return s.loadWord(h.High) + " " + verdictCell(c, p)
 }
 
 // detailLevel is the level of the detail table: the highest of the baseline, or the lowest of all where the baseline has none.
 func (s *Sweep) detailLevel() (level trial.Level, why string) {
-	highest := s.Configs[0].highest()
+	base := s.compare().all[0]
 	for _, l := range s.Plan.Levels {
-		if highest.Met() && l.Load() == highest.Rate {
+		if base.Met() && l.Load() == base.Rate {
 			return l, "the baseline's highest rate"
 		}
 	}
-	if highest.Limited != "" {
+	if base.Limited != "" {
 		return s.Plan.Levels[0], "the lowest rate; the load generator was late for the baseline"
 	}
 	return s.Plan.Levels[0], "the lowest rate; the baseline kept the SLO nowhere"
-}
-
-// writeDetail adds a table of all figures at one level.
-func (s *Sweep) writeDetail(t *render.Text) {
-	level, why := s.detailLevel()
-	g := render.Grid{Title: fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why)}
-	for _, f := range detailFigures {
-		g.Rows = append(g.Rows, f.title)
-	}
-	for i := range s.Configs {
-		c := &s.Configs[i]
-		column := render.GridColumn{Head: c.Name}
-		p, ok := c.at(level)
-		for _, f := range detailFigures {
-			text := "-"
-			if ok {
-				text = f.cell(c, p)
-			}
-			column.Cells = append(column.Cells, text)
-		}
-		g.Columns = append(g.Columns, column)
-	}
-	t.Grid(g)
 }

@@ -174,7 +174,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		s := *whole
 		s.Configs = slices.Clone(whole.Configs[:len(letters)])
 		s.setRows(letters...)
-		text, standings := s.conclusion(), s.standings()
+		text, standings := s.conclusion(), s.compare().all
 		others := func(i int, reach func(float64) bool) bool {
 			for j, one := range all {
 				if j != i && !reach(one.reach()) {

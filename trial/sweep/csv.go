@@ -19,32 +19,24 @@ import (
 )
 
 // WriteCSV writes all figures as one table with a line for each config and load.
-func (s *Sweep) WriteCSV(w io.Writer) error { return writeRecords(w, s.records()) }
+func (s *Sweep) WriteCSV(w io.Writer) error { return csv.NewWriter(w).WriteAll(s.records()) }
 
 // records are all figures, a line for each config and load.
 func (s *Sweep) records() [][]string {
-	columns := loadtest.Columns(s.closed())
-	head := []string{"config"}
-	for _, c := range columns {
-		head = append(head, c.Name)
-	}
-	records := [][]string{append(head, maxConcurrent.key, "kv_cache_gib", "simulated", "trouble")}
+	names, _ := loadtest.Record(loadtest.ResultOf(trial.Probe{Streams: s.Plan.Levels[0].Streams}))
+	head := slices.Concat([]string{"config"}, names, []string{maxConcurrent.key, kvCache.key, "simulated", "trouble"})
+	records := [][]string{head}
 	simulated := strconv.FormatBool(s.simulated())
 	for i := range s.Configs {
 		c := &s.Configs[i]
-		kv := c.kvCache()
 		for _, p := range c.Probes {
-			r := loadtest.ResultOf(p)
-			line := []string{c.Name}
-			for _, column := range columns {
-				line = append(line, column.Value(r))
-			}
-			records = append(records, append(line, maxConcurrent.word(c, p), kv, simulated, ""))
+			_, values := loadtest.Record(loadtest.ResultOf(p))
+			records = append(records, slices.Concat([]string{c.Name}, values, []string{maxConcurrent.programs(c, p), c.kvCache(), simulated, ""}))
 		}
 		if trouble := c.trouble(); trouble != "" {
-			line := make([]string, len(records[0]))
+			line := make([]string, len(head))
 			line[0] = c.Name
-			copy(line[len(line)-3:], []string{kv, simulated, trouble})
+			copy(line[len(line)-3:], []string{c.kvCache(), simulated, trouble})
 			records = append(records, line)
 		}
 	}
@@ -52,20 +44,7 @@ func (s *Sweep) records() [][]string {
 }
 
 // kvCache is the size of the KV cache in GiB; "" where the server did not tell it.
-func (c *Config) kvCache() string {
-	if gib := c.Result.Facts.KVCacheGiB; gib > 0 {
-		return strconv.FormatFloat(gib, 'f', 2, 64)
-	}
-	return ""
-}
-
-func writeRecords(w io.Writer, records [][]string) error {
-	out := csv.NewWriter(w)
-	if err := out.WriteAll(records); err != nil {
-		return err
-	}
-	return out.Error()
-}
+func (c *Config) kvCache() string { return kvCache.people(c, trial.Probe{}) }
 
 // WriteFiles writes each table as a CSV file of its own, in the layout of manual sweeps. The name of the study begins its name.
 func (s *Sweep) WriteFiles(dir string) error {
@@ -80,10 +59,11 @@ func (s *Sweep) WriteFiles(dir string) error {
 		}
 	} else {
 		for _, f := range gridFigures {
-			files[f.key] = s.gridRecords(f.word)
+			files[f.key] = s.byConfig("rate_rps", f.programs)
 		}
-		files["slo"] = s.gridRecords(func(_ *Config, p trial.Probe) string { return verdictCell(p) })
-		files["baseline_detail"] = s.detailRecords()
+		files["slo"] = s.byConfig("rate_rps", verdictCell)
+		level, _ := s.detailLevel()
+		files["baseline_detail"] = s.detail("metric", level, figure.programs)
 	}
 	var errs []error
 	for _, name := range slices.Sorted(maps.Keys(files)) {
@@ -97,20 +77,16 @@ func writeCSVFile(path string, records [][]string) error {
 	if err != nil {
 		return fmt.Errorf("write the tables: %w", err)
 	}
-	return errors.Join(writeRecords(f, records), f.Close())
+	return errors.Join(csv.NewWriter(f).WriteAll(records), f.Close())
 }
 
 // configRecords are the configs with a column for each flag.
 func (s *Sweep) configRecords() [][]string {
-	var names []string
+	flags := map[string]string{} // all flags of all configs; only the names matter
 	for _, c := range s.Configs {
-		for name := range c.Flags {
-			if !slices.Contains(names, name) {
-				names = append(names, name)
-			}
-		}
+		maps.Copy(flags, c.Flags)
 	}
-	slices.Sort(names)
+	names := slices.Sorted(maps.Keys(flags))
 	head := []string{"index", "label"}
 	for _, name := range names {
 		head = append(head, strings.ReplaceAll(name, "-", "_"))
@@ -126,44 +102,6 @@ func (s *Sweep) configRecords() [][]string {
 	return records
 }
 
-// gridRecords are loads by configs; a cell is empty where nothing was measured.
-func (s *Sweep) gridRecords(cell func(*Config, trial.Probe) string) [][]string {
-	head := []string{"rate_rps"}
-	for _, c := range s.Configs {
-		head = append(head, c.Name)
-	}
-	records := [][]string{head}
-	for _, level := range s.Plan.Levels {
-		line := []string{levelText(level)}
-		for i := range s.Configs {
-			text := ""
-			if p, ok := s.Configs[i].at(level); ok {
-				text = cell(&s.Configs[i], p)
-			}
-			line = append(line, text)
-		}
-		records = append(records, line)
-	}
-	return records
-}
-
-// loopRecords are the figures of one config over concurrencies.
-func (s *Sweep) loopRecords(c *Config) [][]string {
-	head := []string{"concurrency"}
-	for _, f := range loopFigures {
-		head = append(head, f.key)
-	}
-	records := [][]string{head}
-	for _, p := range c.Probes {
-		line := []string{levelText(p.Level())}
-		for _, f := range loopFigures {
-			line = append(line, f.word(c, p))
-		}
-		records = append(records, line)
-	}
-	return records
-}
-
 func (s *Sweep) winnerRecords() [][]string {
 	load := "max_slo_rate_rps"
 	if s.closed() {
@@ -171,10 +109,10 @@ func (s *Sweep) winnerRecords() [][]string {
 	}
 	records := [][]string{{"label", "winner_mark", load, "capacity_vs_baseline_pct"}}
 	marks := map[string]string{"winner": "yes", "tie": "tie", "": "no"}
-	for i, st := range s.standings() {
+	for i, st := range s.compare().all {
 		rate := ""
-		if st.highest.Met() {
-			rate = s.loadWord(st.highest.Rate)
+		if st.Met() {
+			rate = s.loadWord(st.Rate)
 		}
 		percent := ""
 		if st.known {
@@ -190,27 +128,6 @@ func (s *Sweep) targetRecords() [][]string {
 	for _, l := range s.SLO.Limits {
 		percentile, metric, _ := strings.Cut(l.String(), " ")
 		records = append(records, []string{metric + " " + percentile, "<=", strconv.FormatFloat(render.InMilliseconds(l.Max), 'f', -1, 64)})
-	}
-	return records
-}
-
-func (s *Sweep) detailRecords() [][]string {
-	head := []string{"metric"}
-	for _, c := range s.Configs {
-		head = append(head, c.Name)
-	}
-	records := [][]string{head}
-	level, _ := s.detailLevel()
-	for _, f := range detailFigures {
-		line := []string{f.title}
-		for i := range s.Configs {
-			text := ""
-			if p, ok := s.Configs[i].at(level); ok {
-				text = f.word(&s.Configs[i], p)
-			}
-			line = append(line, text)
-		}
-		records = append(records, line)
 	}
 	return records
 }

@@ -9,6 +9,7 @@ import (
 	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/trial/loadtest"
+	"vllmtuner/trial/slo"
 )
 
 // A figure is one number of a measured load.
@@ -19,16 +20,19 @@ type figure struct {
 	text  func(value float64) string // for people
 }
 
-// cell returns the figure as people read it, or "-" when nothing was measured.
-func (f figure) cell(c *Config, p trial.Probe) string {
+// A cell writes what a table shows of a measured load; "" when nothing was measured.
+type cell func(c *Config, p trial.Probe) string
+
+// people writes the figure as people read it.
+func (f figure) people(c *Config, p trial.Probe) string {
 	if v, known := f.value(c, p); known {
 		return f.text(v)
 	}
-	return "-"
+	return ""
 }
 
-// word returns the figure as programs read it, or "" when nothing was measured.
-func (f figure) word(c *Config, p trial.Probe) string {
+// programs writes the figure as programs read it.
+func (f figure) programs(c *Config, p trial.Probe) string {
 	v, known := f.value(c, p)
 	switch {
 	case !known:
@@ -39,79 +43,61 @@ func (f figure) word(c *Config, p trial.Probe) string {
 	return loadtest.Fixed(v)
 }
 
-// latencyFigure is a percentile of a latency in milliseconds. It is unknown when no request was completed.
-func latencyFigure(title, key string, stats func(bench.Measurement) bench.Stats, of func(bench.Stats) float64) figure {
-	return figure{title, key, func(_ *Config, p trial.Probe) (float64, bool) {
-		s := stats(p.Measurement)
-		return of(s), s.N > 0
-	}, render.Milliseconds}
+// latency is a percentile of a latency in milliseconds. It is unknown when no request was completed.
+func latency(metric slo.Metric, percentile int) figure {
+	return figure{
+		fmt.Sprintf("%s p%d (ms)", strings.ToUpper(string(metric)), percentile), fmt.Sprintf("%s_p%d_ms", metric, percentile),
+		func(_ *Config, p trial.Probe) (float64, bool) {
+			return loadtest.Latency(p.Measurement, metric, percentile)
+		}, render.Milliseconds,
+	}
 }
 
-func numberFigure(title, key, format string, of func(bench.Measurement) float64) figure {
-	return figure{title, key, func(_ *Config, p trial.Probe) (float64, bool) { return of(p.Measurement), true },
-		func(v float64) string { return fmt.Sprintf(format, v) }}
+// number is a figure with some digits behind the point. It is always known.
+func number(title, key string, digits int, of func(bench.Measurement) float64) figure {
+	return figure{title, key, func(_ *Config, p trial.Probe) (float64, bool) { return of(p.Measurement), true }, fixed(digits)}
 }
 
-func ttftOf(m bench.Measurement) bench.Stats { return m.TTFT }
+// fixed writes numbers with some digits behind the point.
+func fixed(digits int) func(float64) string {
+	return func(v float64) string { return strconv.FormatFloat(v, 'f', digits, 64) }
+}
 
-func tpotOf(m bench.Measurement) bench.Stats { return m.TPOT }
-
-func itlOf(m bench.Measurement) bench.Stats { return m.ITL }
-
-func e2eOf(m bench.Measurement) bench.Stats { return m.E2E }
+func outputOf(m bench.Measurement) float64 { return m.OutputThroughput }
 
 var (
-	ttftP99       = latencyFigure("TTFT p99 (ms)", "ttft_p99_ms", ttftOf, loadtest.P99)
-	tpotP99       = latencyFigure("TPOT p99 (ms)", "tpot_p99_ms", tpotOf, loadtest.P99)
-	outputTokens  = numberFigure("Output tok/s", "output_tok_s", "%.0f", func(m bench.Measurement) float64 { return m.OutputThroughput })
-	maxConcurrent = numberFigure("Max Concurrent", "max_concurrent", "%.0f", func(m bench.Measurement) float64 { return float64(m.PeakInFlight) })
+	outputTokens  = number("Output tok/s", "output_tok_s", 0, outputOf)
+	maxConcurrent = number("Max Concurrent", "max_concurrent", 0, func(m bench.Measurement) float64 { return float64(m.PeakInFlight) })
+	kvCache       = figure{"KV cache (GiB)", "kv_cache_gib", func(c *Config, _ trial.Probe) (float64, bool) {
+		gib := c.Result.Facts.KVCacheGiB
+		return gib, gib > 0
+	}, fixed(2)}
 )
 
 // Each of gridFigures gets its own table of rates by configs, as in the reports of manual sweeps.
-var gridFigures = []figure{ttftP99, tpotP99, outputTokens, maxConcurrent}
+var gridFigures = []figure{latency(slo.TTFT, 99), latency(slo.TPOT, 99), outputTokens, maxConcurrent}
 
 // detailFigures are the rows of the table for a single rate.
 var detailFigures = []figure{
-	latencyFigure("TTFT p50 (ms)", "ttft_p50_ms", ttftOf, loadtest.P50),
-	latencyFigure("TTFT p95 (ms)", "ttft_p95_ms", ttftOf, loadtest.P95),
-	ttftP99,
-	latencyFigure("TPOT p50 (ms)", "tpot_p50_ms", tpotOf, loadtest.P50),
-	latencyFigure("TPOT p95 (ms)", "tpot_p95_ms", tpotOf, loadtest.P95),
-	tpotP99,
-	latencyFigure("ITL p50 (ms)", "itl_p50_ms", itlOf, loadtest.P50),
-	latencyFigure("ITL p99 (ms)", "itl_p99_ms", itlOf, loadtest.P99),
+	latency(slo.TTFT, 50), latency(slo.TTFT, 95), latency(slo.TTFT, 99),
+	latency(slo.TPOT, 50), latency(slo.TPOT, 95), latency(slo.TPOT, 99),
+	latency(slo.ITL, 50), latency(slo.ITL, 99),
 	maxConcurrent,
 	outputTokens,
-	numberFigure("Completed", "completed", "%.0f", func(m bench.Measurement) float64 { return float64(m.Completed) }),
-	numberFigure("Failed", "failed", "%.0f", func(m bench.Measurement) float64 { return float64(m.Failed) }),
-	{"KV cache (GiB)", "kv_cache_gib", func(c *Config, _ trial.Probe) (float64, bool) {
-		gib := c.Result.Facts.KVCacheGiB
-		return gib, gib > 0
-	}, func(v float64) string { return fmt.Sprintf("%.2f", v) }},
+	number("Completed", "completed", 0, func(m bench.Measurement) float64 { return float64(m.Completed) }),
+	number("Failed", "failed", 0, func(m bench.Measurement) float64 { return float64(m.Failed) }),
+	kvCache,
 }
 
 // loopFigures are the columns of a sweep over concurrencies.
 var loopFigures = []figure{
-	numberFigure("req/s", "req_s", "%.1f", func(m bench.Measurement) float64 { return m.RequestThroughput }),
-	numberFigure("tok/s", "out_tok_s", "%.0f", func(m bench.Measurement) float64 { return m.OutputThroughput }),
-	latencyFigure("TTFT p50", "ttft_p50_ms", ttftOf, loadtest.P50),
-	latencyFigure("TTFT p95", "ttft_p95_ms", ttftOf, loadtest.P95),
-	latencyFigure("ITL p50", "itl_p50_ms", itlOf, loadtest.P50),
-	latencyFigure("ITL p95", "itl_p95_ms", itlOf, loadtest.P95),
-	latencyFigure("E2E p50", "e2e_p50_ms", e2eOf, loadtest.P50),
-	latencyFigure("E2E p95", "e2e_p95_ms", e2eOf, loadtest.P95),
-}
-
-// levelText is a level in the first column of a table.
-func levelText(l trial.Level) string {
-	if l.Streams > 0 {
-		return strconv.Itoa(l.Streams)
-	}
-	return loadtest.RateText(l.Rate)
+	number("req/s", "req_s", 1, func(m bench.Measurement) float64 { return m.RequestThroughput }),
+	number("tok/s", "out_tok_s", 0, outputOf),
+	latency(slo.TTFT, 50), latency(slo.TTFT, 95), latency(slo.ITL, 50), latency(slo.ITL, 95), latency(slo.E2E, 50), latency(slo.E2E, 95),
 }
 
 // verdictCell is a verdict in a table of a sweep: PASS, or FAIL (TTFT+TPOT).
-func verdictCell(p trial.Probe) string {
+func verdictCell(_ *Config, p trial.Probe) string {
 	v := p.Verdict
 	switch {
 	case v.ClientLimited != "":

@@ -51,11 +51,11 @@ func (s *Sweep) WriteJSON(w io.Writer) error {
 		Name: s.Name, Model: s.Model, Simulated: s.Simulated, Workload: s.Workload, Seed: s.Seed, SLO: s.SLO.String(),
 		Cache: s.Cache, Requests: s.Plan.Requests, Baseline: s.Configs[0].Name, Summary: s.conclusion(), Ranking: s.ranking(), Limits: s.limits(),
 	}
-	for i, st := range s.standings() {
+	for i, st := range s.compare().all {
 		c := &s.Configs[i]
 		d := configDocument{
 			Name: c.Name, Description: c.Description, Args: c.Args, Complete: len(c.Probes) == len(s.Plan.Levels),
-			Trouble: c.trouble(), Class: c.Result.Class, Evidence: c.Result.Evidence, Highest: st.highest, Below: append([]float64{}, st.below...),
+			Trouble: c.trouble(), Class: c.Result.Class, Evidence: c.Result.Evidence, Highest: st.Capacity, Below: append([]float64{}, st.below...),
 			VsBaseline: st.versus(), Mark: st.mark, Facts: c.Result.Facts, GPUSeconds: c.Result.GPUTime.Seconds(), Probes: []trial.Probe{}, Notes: c.Result.Notes,
 		}
 		for _, p := range c.Probes {

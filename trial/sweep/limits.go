@@ -14,18 +14,12 @@ import (
 
 // limits says what the tables of this sweep cannot tell.
 func (s *Sweep) limits() []string {
-	all, texts := s.standings(), []string{}
-	if text := s.gridLimit(all); text != "" {
+	c, texts := s.compare(), []string{}
+	if text := s.gridLimit(c.all); text != "" {
 		texts = append(texts, text)
 	}
-	tied := 0
-	for _, st := range all {
-		if st.mark == "tie" {
-			tied++
-		}
-	}
-	if tied > 1 {
-		texts = append(texts, fmt.Sprintf("Ties: %d of %d configs share the highest load, and the grid does not order them.", tied, len(all)))
+	if len(c.best) > 1 && c.rival < 0 {
+		texts = append(texts, fmt.Sprintf("Ties: %d of %d configs share the highest load, and the grid does not order them.", len(c.best), len(c.all)))
 	}
 	texts = append(texts, s.drawLimit())
 	if s.Cache == trial.Carried {
@@ -54,10 +48,10 @@ func (s *Sweep) drawLimit() string {
 
 // gridLimit says between which two loads the true highest load of the best config lies; "" where no config has one.
 func (s *Sweep) gridLimit(all []standing) string {
-	var best capacity.Capacity
+	var best standing
 	for _, st := range all {
-		if h := st.highest; h.Bound == capacity.Exact && h.Rate > best.Rate {
-			best = h
+		if st.Bound == capacity.Exact && st.Rate > best.Rate {
+			best = st
 		}
 	}
 	if best.Rate == 0 {

@@ -31,8 +31,7 @@ func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, finish <-chan
 
 // measureConfig measures one config on a server of its own.
 func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Config, finish <-chan struct{}, progress *progress) error {
-	c.begun = true
-	progress.config = c
+	s.begun++
 	var err error
 	c.Result, err = runner.Sweep(ctx, trial.Task{
 		Number: c.Number, Args: c.Args,
@@ -43,12 +42,10 @@ func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Conf
 		},
 		Progress: progress.step, Finish: finish,
 	}, s.Plan)
-	if err != nil {
-		return err
+	if err == nil {
+		progress.ended(c)
 	}
-	c.done = true
-	progress.ended(c)
-	return nil
+	return err
 }
 
 // The outcomes of a sweep without an answer.
@@ -59,12 +56,13 @@ var (
 
 // Outcome is the error of a sweep that was measured to its end: nil if a config kept the SLO.
 func (s *Sweep) Outcome() error {
+	c := s.compare()
 	switch {
 	case !s.measuredAny():
 		return ErrNothingMeasured
-	case slices.ContainsFunc(s.Configs, func(c Config) bool { return c.highest().Met() }):
+	case len(c.best) > 0:
 		return nil
-	case slices.ContainsFunc(s.Configs, func(c Config) bool { return c.highest().Limited != "" }):
+	case slices.ContainsFunc(c.all, func(st standing) bool { return st.Limited != "" }):
 		return fmt.Errorf("%w in time: the load generator was late; %s", ErrNoConfigKept, loadtest.MoreCores)
 	}
 	return ErrNoConfigKept

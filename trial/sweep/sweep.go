@@ -9,7 +9,6 @@ import (
 
 	"vllmtuner/serverctl"
 	"vllmtuner/trial"
-	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/loadtest"
 	"vllmtuner/trial/slo"
 )
@@ -29,6 +28,8 @@ type Sweep struct {
 	StartUp   time.Duration // of a server, estimated beforehand
 	Marks     []string      // notes that hold for all configs
 	Configs   []Config      // in the order of the file; the first is the baseline
+
+	begun int // how many configs were begun; the last of them may not be done
 }
 
 // A Config is one config, with its result once it was measured.
@@ -42,8 +43,6 @@ type Config struct {
 
 	Result trial.Result
 	Probes []trial.Probe
-	begun  bool
-	done   bool // every load was measured, or the server failed
 }
 
 // closed reports whether the levels are concurrencies of a closed loop.
@@ -55,9 +54,7 @@ func (s *Sweep) simulated() bool {
 }
 
 // Begun reports whether there is anything to report.
-func (s *Sweep) Begun() bool {
-	return slices.ContainsFunc(s.Configs, func(c Config) bool { return c.begun })
-}
+func (s *Sweep) Begun() bool { return s.begun > 0 }
 
 // measuredAny reports whether any load was measured.
 func (s *Sweep) measuredAny() bool {
@@ -79,18 +76,6 @@ func (c *Config) at(l trial.Level) (trial.Probe, bool) {
 		return trial.Probe{}, false
 	}
 	return c.Probes[i], true
-}
-
-// highest is the highest load of the grid that kept the SLO.
-func (c *Config) highest() capacity.Capacity {
-	found, _ := capacity.Highest(trial.Steps(c.Probes))
-	return found
-}
-
-// below returns the loads that broke the SLO although a higher load kept it.
-func (c *Config) below() []float64 {
-	_, below := capacity.Highest(trial.Steps(c.Probes))
-	return below
 }
 
 // trouble says why a config's server failed; "" when it did not.

@@ -30,7 +30,7 @@ func swept(letters ...string) *Sweep {
 func (s *Sweep) setRows(letters ...string) {
 	for i, word := range letters {
 		c := &s.Configs[i]
-		c.begun, c.done, c.Result.Outcome, c.Probes = true, true, trial.Measured, nil
+		c.Result.Outcome, c.Probes = trial.Measured, nil
 		for j, letter := range word {
 			if letter == '.' {
 				continue
@@ -73,7 +73,7 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	} {
 		s := swept(row.letters...)
 		var marks, versus []string
-		for _, st := range s.standings() {
+		for _, st := range s.compare().all {
 			if st.mark == "" {
 				st.mark = "-"
 			}
@@ -125,7 +125,7 @@ func TestVerdictsAsSweepsWriteThem(t *testing.T) {
 	} {
 		p := trial.Probe{Verdict: row.verdict}
 		p.Measurement.Completed = row.completed
-		if got := verdictCell(p); got != row.want {
+		if got := verdictCell(nil, p); got != row.want {
 			t.Errorf("%+v: %q, want %q", row.verdict, got, row.want)
 		}
 		if word := loadtest.VerdictWord(loadtest.ResultOf(p)); (word == "client-limited") != (row.want == "client-limited") {

@@ -11,6 +11,7 @@ import (
 
 	"vllmtuner/render"
 	"vllmtuner/trial"
+	"vllmtuner/trial/loadtest"
 )
 
 // WriteText writes the tables of manual sweeps, and what these tables cannot show.
@@ -22,17 +23,19 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		return t.Flush(w)
 	}
 	if s.closed() {
-		s.writeLoops(&t)
+		for i := range s.Configs {
+			t.Grid(s.loopTable(&s.Configs[i]).table(s.label(i) + " (latencies in ms)"))
+		}
 	} else {
 		for _, f := range gridFigures {
-			t.Grid(s.grid(f.title, f.cell))
+			t.Grid(s.byConfig("rate", f.people).table(f.title))
 		}
-		verdict := func(_ *Config, p trial.Probe) string { return verdictCell(p) }
-		t.Grid(s.grid("SLO: "+s.SLO.String(), verdict))
+		t.Grid(s.byConfig("rate", verdictCell).table("SLO: " + s.SLO.String()))
 	}
 	s.writeStandings(&t)
 	if !s.closed() {
-		s.writeDetail(&t)
+		level, why := s.detailLevel()
+		t.Grid(s.detail("", level, figure.people).table(fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why)))
 	}
 	s.writeNotes(&t)
 	t.WriteString("\nWhat these tables cannot tell\n")
@@ -108,10 +111,7 @@ func (s *Sweep) writeConfigs(t *render.Text) {
 		for _, name := range slices.Sorted(maps.Keys(c.Flags)) {
 			flags = append(flags, short[name]+"="+c.Flags[name])
 		}
-		kv := "-"
-		if gib := c.Result.Facts.KVCacheGiB; gib > 0 {
-			kv = fmt.Sprintf("%.2f", gib)
-		}
+		kv := cmp.Or(c.kvCache(), "-")
 		indent := longest + 2 + 6 + 2
 		lines := render.Break(cmp.Or(strings.Join(flags, " "), "(none of its own)"), t.Columns()-indent)
 		fmt.Fprintf(t, "%-*s  %6s  %s\n", longest, s.label(i), kv, strings.Join(lines, "\n"+strings.Repeat(" ", indent)))
@@ -131,47 +131,6 @@ func (s *Sweep) labelWidth() int {
 		longest = max(longest, len(s.label(i)))
 	}
 	return longest
-}
-
-// grid is a table of loads by configs.
-func (s *Sweep) grid(title string, cell func(*Config, trial.Probe) string) render.Grid {
-	g := render.Grid{Title: title, Corner: "rate"}
-	for _, level := range s.Plan.Levels {
-		g.Rows = append(g.Rows, levelText(level))
-	}
-	for i := range s.Configs {
-		g.Columns = append(g.Columns, s.column(&s.Configs[i], s.Configs[i].Name, cell))
-	}
-	return g
-}
-
-// writeLoops writes a table over concurrencies for each config.
-func (s *Sweep) writeLoops(t *render.Text) {
-	for i := range s.Configs {
-		c := &s.Configs[i]
-		g := render.Grid{Title: s.label(i) + " (latencies in ms)", Corner: "conc"}
-		for _, level := range s.Plan.Levels {
-			g.Rows = append(g.Rows, levelText(level))
-		}
-		for _, f := range loopFigures {
-			g.Columns = append(g.Columns, s.column(c, f.title, f.cell))
-		}
-		g.Columns = append(g.Columns, s.column(c, "SLO", func(_ *Config, p trial.Probe) string { return verdictCell(p) }))
-		t.Grid(g)
-	}
-}
-
-// column is a figure of a config at each load.
-func (s *Sweep) column(c *Config, head string, cell func(*Config, trial.Probe) string) render.GridColumn {
-	column := render.GridColumn{Head: head}
-	for _, level := range s.Plan.Levels {
-		text := "-"
-		if p, ok := c.at(level); ok {
-			text = cell(c, p)
-		}
-		column.Cells = append(column.Cells, text)
-	}
-	return column
 }
 
 // writeNotes adds what a reader must know about the figures.
