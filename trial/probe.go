@@ -24,11 +24,8 @@ type offer struct {
 	stop     bench.Stop    // nil means never
 }
 
-// A prober measures single loads in a session.
-type prober struct{ *session }
-
 // probe puts the prefix cache into its state, sends one load, and judges it.
-func (s prober) probe(ctx context.Context, seq int, o offer) (Probe, error) {
+func (s *session) probe(ctx context.Context, seq int, o offer) (Probe, error) {
 	s.task.progress("probe %d at %s", seq+1, o.Level)
 	if err := s.cache.prepare(ctx, s.server); err != nil {
 		return Probe{}, err
@@ -67,7 +64,7 @@ func (s prober) probe(ctx context.Context, seq int, o offer) (Probe, error) {
 }
 
 // sendOffer sends a load in an open or a closed loop.
-func (s prober) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
+func (s *session) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
 	if o.Streams == 0 {
 		return s.send(ctx, o.schedule, o.stop)
 	}
@@ -79,7 +76,7 @@ func (s prober) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
 }
 
 // judged is the probe as its requests alone show it.
-func (s prober) judged(seq int, o offer, run bench.Run) (Probe, error) {
+func (s *session) judged(seq int, o offer, run bench.Run) (Probe, error) {
 	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: s.runner.Natural, Sketches: true}
 	if o.Streams > 0 {
 		scope = scope.ByCount(run)
@@ -116,7 +113,7 @@ func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
 
 // verified measures a probe, and measures it again when its prefix cache was in the wrong state. If the repetition is
 // wrong too, later probes are not repeated: that would double the cost of a trial and change nothing.
-func (s prober) verified(measure func(again bool) (Probe, error)) (Probe, error) {
+func (s *session) verified(measure func(again bool) (Probe, error)) (Probe, error) {
 	p, err := measure(false)
 	wrong := s.cache.wrong
 	if err != nil || wrong == "" {
@@ -140,7 +137,7 @@ func (s prober) verified(measure func(again bool) (Probe, error)) (Probe, error)
 }
 
 // repeat measures a probe again and replaces it. The GPU time of both measurements counts.
-func (s prober) repeat(first Probe, why string, measure func() (Probe, error)) (Probe, error) {
+func (s *session) repeat(first Probe, why string, measure func() (Probe, error)) (Probe, error) {
 	s.task.progress("again: %s", why)
 	p, err := measure()
 	if err != nil {

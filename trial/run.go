@@ -85,7 +85,10 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 	}
 	s := newSession(r, task, server, load)
 	var found capacity.Capacity
-	if err = task.accept(server.Facts()); err == nil {
+	if task.Accept != nil {
+		err = task.Accept(server.Facts())
+	}
+	if err == nil {
 		found, err = s.whileItLives(ctx, measure)
 	}
 	if stopErr := s.stop(ctx); stopErr != nil { // this fails the study, not the point: what is left of this server would disturb the next one
@@ -144,13 +147,6 @@ func (t Task) progress(format string, args ...any) {
 	if t.Progress != nil {
 		t.Progress(fmt.Sprintf(format, args...))
 	}
-}
-
-func (t Task) accept(facts serverctl.Facts) error {
-	if t.Accept == nil {
-		return nil
-	}
-	return t.Accept(facts)
 }
 
 // finished returns ErrInterrupted once Finish is closed.

@@ -13,7 +13,7 @@ import (
 
 // A searchRun is the search for one point's capacity on its server.
 type searchRun struct {
-	prober
+	*session
 	drafts drafts
 	worst  worstCase
 	probes int           // measured and taken over so far
@@ -22,7 +22,7 @@ type searchRun struct {
 }
 
 func newSearchRun(s *session) *searchRun {
-	return &searchRun{prober: prober{s}, drafts: newDrafts(s.runner, s.result.Facts), worst: worstCase{session: s}}
+	return &searchRun{session: s, drafts: newDrafts(s.runner, s.result.Facts), worst: worstCase{session: s}}
 }
 
 // run warms the server up, searches for the capacity, and tries the server with the largest load that it admits.
@@ -42,7 +42,7 @@ func (t *searchRun) run(ctx context.Context) (capacity.Capacity, error) {
 }
 
 func (t *searchRun) warmUp(ctx context.Context) error {
-	return newWarmUp(t.session, &t.drafts).run(ctx)
+	return warmUp{t.session, &t.drafts, cmp.Or(t.runner.PrimeRate, t.firstRate)}.run(ctx)
 }
 
 // takeOver takes the probes that were measured before an interruption, and returns the steps that still count.

@@ -24,7 +24,7 @@ func (l Level) String() string {
 	return fmt.Sprintf("%g req/s", l.Rate)
 }
 
-// Load is the level as one number for capacity.Sweep: its rate, or its streams.
+// Load is the level as one number for capacity.Highest: its rate, or its streams.
 func (l Level) Load() float64 {
 	if l.Streams > 0 {
 		return float64(l.Streams)
@@ -92,13 +92,13 @@ func Steps(probes []Probe) []capacity.Step {
 // measured so far. The errors are those of Run.
 func (r *Runner) Sweep(ctx context.Context, task Task, s Sweep) (Result, error) {
 	return r.onServer(ctx, task, func(ctx context.Context, on *session) (capacity.Capacity, error) {
-		return sweepRun{prober{on}, s}.run(ctx)
+		return sweepRun{on, s}.run(ctx)
 	})
 }
 
 // A sweepRun is a sweep on its server.
 type sweepRun struct {
-	prober
+	*session
 	Sweep
 }
 
@@ -109,17 +109,15 @@ func (s sweepRun) run(ctx context.Context) (capacity.Capacity, error) {
 			return capacity.Capacity{}, err
 		}
 	}
-	grid := make([]float64, len(s.Levels))
-	for i, l := range s.Levels {
-		grid[i] = l.Load()
+	var probes []Probe
+	var err error
+	for seq := 0; seq < len(s.Levels) && err == nil; seq++ {
+		var p Probe
+		if p, err = s.level(ctx, seq); err == nil {
+			probes = append(probes, p)
+		}
 	}
-	seq := 0
-	steps, err := capacity.Sweep(ctx, grid, func(ctx context.Context, _ float64) (capacity.Outcome, error) {
-		p, err := s.level(ctx, seq)
-		seq++
-		return outcome(p), err
-	})
-	s.result.Capacity, _ = capacity.Highest(steps)
+	s.result.Capacity, _ = capacity.Highest(Steps(probes))
 	return s.result.Capacity, err
 }
 

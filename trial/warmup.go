@@ -1,7 +1,6 @@
 package trial
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -42,10 +41,6 @@ type warmUp struct {
 	*session
 	drafts *drafts
 	rate   float64 // requests per second
-}
-
-func newWarmUp(s *session, d *drafts) warmUp {
-	return warmUp{s, d, cmp.Or(s.runner.PrimeRate, s.firstRate)}
 }
 
 // run sends requests until the server is warm, and primes the prefix cache where the protocol says so.

@@ -1,8 +1,6 @@
 package capacity
 
 import (
-	"context"
-	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -61,42 +59,5 @@ func TestHighestReadsAGrid(t *testing.T) {
 	}
 	if c, below := Highest(nil); c.Met() || c.Bound != "" || below != nil {
 		t.Errorf("Highest of nothing = %+v, %v", c, below)
-	}
-}
-
-func TestSweepGoesThroughTheWholeGrid(t *testing.T) {
-	var seen []float64
-	stop := errors.New("stop")
-	probe := func(_ context.Context, rate float64) (Outcome, error) {
-		seen = append(seen, rate)
-		if rate == 8 {
-			return Outcome{}, stop
-		}
-		return Outcome{Pass: rate != 2}, nil
-	}
-	got, err := Sweep(t.Context(), []float64{1, 2, 4}, probe)
-	if err != nil || len(got) != 3 || got[1].Pass || !got[2].Pass || got[2].Rate != 4 {
-		t.Errorf("Sweep = %+v, %v; want three steps, the second failed", got, err)
-	}
-	if got, err = Sweep(t.Context(), []float64{1, 8, 4}, probe); !errors.Is(err, stop) || len(got) != 1 || !slices.Equal(seen, []float64{1, 2, 4, 1, 8}) {
-		t.Errorf("Sweep = %+v, %v after %v; want one step and the error", got, err, seen)
-	}
-}
-
-func TestBestNamesTies(t *testing.T) {
-	met := func(rate float64) Capacity { return Capacity{Rate: rate, Bound: Exact} }
-	for _, row := range []struct {
-		name string
-		all  []Capacity
-		want []int
-	}{
-		{"one", []Capacity{met(1), met(3), met(2)}, []int{1}},
-		{"a tie", []Capacity{met(2), met(1), met(2)}, []int{0, 2}},
-		{"the lowest failed rate is no capacity", []Capacity{{Rate: 9, Bound: AtMost}, met(2)}, []int{1}},
-		{"none", []Capacity{{Rate: 9, Bound: AtMost}, {}}, nil},
-	} {
-		if got := Best(row.all); !slices.Equal(got, row.want) {
-			t.Errorf("%s: Best = %v, want %v", row.name, got, row.want)
-		}
 	}
 }
