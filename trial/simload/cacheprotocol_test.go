@@ -22,11 +22,7 @@ import (
 // the long run.
 func cacheWorlds(t testing.TB) []world {
 	t.Helper()
-	all, err := namedWorlds()
-	if err != nil {
-		t.Fatal(err)
-	}
-	chosen := []world{named(all, "h200-phase1"), named(all, "h200-production"), named(all, "small-shared")}
+	chosen := []world{named(t, "h200-phase1"), named(t, "h200-production"), named(t, "small-shared")}
 	for i, capacity := range []float64{1.98, 0.755, 9.34} {
 		chosen[i].guess = capacity
 	}

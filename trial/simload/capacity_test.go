@@ -197,13 +197,10 @@ func setting(t *testing.T, variable string, otherwise int) int {
 
 // chosenWorlds returns the named and the random worlds that the environment variables choose.
 func chosenWorlds(t *testing.T) []world {
-	worlds, err := namedWorlds()
-	if err != nil {
-		t.Fatal(err)
-	}
+	worlds := namedWorlds(t)
 	seed, n := setting(t, seedVariable, 1), setting(t, randomVariable, 4)
 	random := make([]world, n)
-	err = each(n, func(i int) (err error) {
+	err := each(n, func(i int) (err error) {
 		random[i], err = randomWorld(uint64(seed*1000 + i))
 		return err
 	})
@@ -280,12 +277,8 @@ func writePage(t *testing.T, file, text string) {
 // A truth measured with little effort is the same for other draws, and each of our searches ends near it.
 func TestCapacityIsFound(t *testing.T) {
 	realtime.Only(t, "simulates half a million requests")
-	worlds, err := namedWorlds()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, name := range []string{"small-seqs16", "small-tpot"} {
-		w := named(worlds, name)
+		w := named(t, name)
 		little := effort{stretch{5000, 300 * time.Second}, 6, 6, 0}
 		truth, err := w.truth(truthDraws, little)
 		if err != nil {
@@ -314,11 +307,7 @@ func TestCapacityIsFound(t *testing.T) {
 // Each rival finds the capacity as exactly as the steps of its rates allow.
 func TestRivalsFindACapacity(t *testing.T) {
 	realtime.Only(t, "simulates the loads of rivals")
-	worlds, err := namedWorlds()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := named(worlds, "small-seqs16")
+	w := named(t, "small-seqs16")
 	w.guess = 7.5 // within 2 % of the world's true capacity
 	for _, row := range []struct {
 		name             string

@@ -14,11 +14,8 @@ import (
 func closed(t *testing.T, args string, streams, requests int) (bench.Run, trial.Server) {
 	t.Helper()
 	server, load := start(t, rig(t), args)
-	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 100, OutputTokens: 20}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	run, err := load.(trial.ClosedLoad).RunClosed(t.Context(), workload.WithoutRunOut(workload.Loop{Source: source, N: requests}.Schedule()), streams, nil)
+	loop := workload.Loop{Source: source(t, workload.Spec{Kind: "random", InputTokens: 100, OutputTokens: 20}, 1), N: requests}
+	run, err := load.(trial.ClosedLoad).RunClosed(t.Context(), workload.WithoutRunOut(loop.Schedule()), streams, nil)
 	if err != nil || len(run.Samples) != requests {
 		t.Fatalf("RunClosed gives %d samples, %v; want %d", len(run.Samples), err, requests)
 	}

@@ -16,13 +16,10 @@ import (
 // A replay on the same server repeats the probes of a search to the last digit, including those that ended early. A replay on another
 // server sends the same requests.
 func TestReplayRepeatsATrial(t *testing.T) {
-	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 200, OutputTokens: 30, Requests: 80}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
+	requests := source(t, workload.Spec{Kind: "random", InputTokens: 200, OutputTokens: 30, Requests: 80}, 1)
 	for _, protocol := range []trial.Protocol{trial.Reset, trial.Primed, trial.Steady} {
 		r := trial.Runner{
-			Start: rig(t).Start, Source: source, Cache: protocol, Seed: 2,
+			Start: rig(t).Start, Source: requests, Cache: protocol, Seed: 2,
 			SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: 60 * time.Millisecond}}},
 			Lengths: trial.Lengths{LeadIn: time.Second, Window: 3 * time.Second, MinRequests: 120},
 			Search:  capacity.Search{Hint: 20, Min: 1, Max: 400, Factor: 1.6, Tolerance: 0.2, MaxProbes: 6},

@@ -16,10 +16,7 @@ import (
 // capacityOf bisects the capacity of a simulated H200 to 1 %. Answers have 1000 tokens on average, as in production.
 func capacityOf(tb testing.TB, p *sim.Profile, seed uint64, end func(workload.Schedule) workload.Schedule) float64 {
 	tb.Helper()
-	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 1500, OutputTokens: 1000}, seed)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	requests := source(tb, workload.Spec{Kind: "random", InputTokens: 1500, OutputTokens: 1000}, seed)
 	limits := limits(2000, 60)
 	rig := &Rig{Profile: p}
 	pass := func(rate float64) bool {
@@ -27,7 +24,7 @@ func capacityOf(tb testing.TB, p *sim.Profile, seed uint64, end func(workload.Sc
 		if err != nil {
 			tb.Fatal(err)
 		}
-		plan := workload.Plan{Source: source, Seed: seed, Rate: rate, LeadIn: 60 * time.Second, Window: 120 * time.Second, MinRequests: 300}
+		plan := workload.Plan{Source: requests, Seed: seed, Rate: rate, LeadIn: 60 * time.Second, Window: 120 * time.Second, MinRequests: 300}
 		n, _ := plan.Counted()
 		run, err := load.Run(tb.Context(), end(plan.Schedule()), limits.Stop(n))
 		if err != nil {
@@ -50,10 +47,7 @@ func capacityOf(tb testing.TB, p *sim.Profile, seed uint64, end func(workload.Sc
 // each seed, in ascending order.
 func runOutBias(tb testing.TB, seeds uint64) []float64 {
 	tb.Helper()
-	p, err := sim.LoadProfile("h200-llama70b-fp8")
-	if err != nil {
-		tb.Fatal(err)
-	}
+	p := profile(tb, "h200-llama70b-fp8")
 	var bias []float64
 	for seed := range seeds {
 		with := capacityOf(tb, p, seed, func(s workload.Schedule) workload.Schedule { return s })

@@ -15,14 +15,25 @@ import (
 	"vllmtuner/trial"
 )
 
-func rig(t *testing.T) *Rig {
-	t.Helper()
-	p, err := sim.LoadProfile("small-fast")
+func profile(tb testing.TB, name string) *sim.Profile {
+	tb.Helper()
+	p, err := sim.LoadProfile(name)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	return &Rig{Profile: p, ITL: true}
+	return p
 }
+
+func source(tb testing.TB, spec workload.Spec, seed uint64) workload.Source {
+	tb.Helper()
+	s, err := workload.Open(spec, seed)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+func rig(t *testing.T) *Rig { return &Rig{Profile: profile(t, "small-fast"), ITL: true} }
 
 func start(t *testing.T, r *Rig, args string) (trial.Server, trial.Load) {
 	t.Helper()
@@ -35,11 +46,8 @@ func start(t *testing.T, r *Rig, args string) (trial.Server, trial.Load) {
 
 func plan(t *testing.T, rate float64, output int) workload.Plan {
 	t.Helper()
-	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 100, OutputTokens: output, Requests: 50}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return workload.Plan{Source: source, Seed: 1, Rate: rate, LeadIn: time.Second, Window: 5 * time.Second, MinRequests: 40}
+	requests := source(t, workload.Spec{Kind: "random", InputTokens: 100, OutputTokens: output, Requests: 50}, 1)
+	return workload.Plan{Source: requests, Seed: 1, Rate: rate, LeadIn: time.Second, Window: 5 * time.Second, MinRequests: 40}
 }
 
 func TestRunCountsTheWindowAlone(t *testing.T) {

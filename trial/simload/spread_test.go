@@ -9,7 +9,6 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
-	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 )
@@ -33,22 +32,15 @@ var loose = slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: 
 // windows judges independent windows of two minutes at a rate. With stop, a window may end early.
 func (q loadedServer) windows(tb testing.TB, rate float64, draws int, stop bool) []slo.Verdict {
 	tb.Helper()
-	p, err := sim.LoadProfile(q.profile)
-	if err != nil {
-		tb.Fatal(err)
-	}
-	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: q.input, OutputTokens: q.output, RangeRatio: 0.9}, 1)
-	if err != nil {
-		tb.Fatal(err)
-	}
+	requests := source(tb, workload.Spec{Kind: "random", InputTokens: q.input, OutputTokens: q.output, RangeRatio: 0.9}, 1)
 	verdicts := make([]slo.Verdict, draws)
-	rig := &Rig{Profile: p}
-	err = each(draws, func(draw int) error {
+	rig := &Rig{Profile: profile(tb, q.profile)}
+	err := each(draws, func(draw int) error {
 		_, load, err := rig.Start(tb.Context(), trial.Launch{Number: draw, Args: strings.Fields(q.args)})
 		if err != nil {
 			return err
 		}
-		plan := workload.Plan{Source: source, Seed: 1, Rate: rate, LeadIn: 30 * time.Second, Window: 120 * time.Second, MinRequests: 300, Draw: draw}
+		plan := workload.Plan{Source: requests, Seed: 1, Rate: rate, LeadIn: 30 * time.Second, Window: 120 * time.Second, MinRequests: 300, Draw: draw}
 		n, _ := plan.Counted()
 		var early bench.Stop
 		if stop {

@@ -9,7 +9,6 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
-	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
@@ -35,17 +34,9 @@ func (w *warmUpLoad) Run(ctx context.Context, schedule workload.Schedule, stop b
 // warmUpRequests returns how many requests a trial sends to warm up a simulated server, which is warm from its start.
 func warmUpRequests(t *testing.T, kind string, seed uint64, rate float64) int {
 	t.Helper()
-	p, err := sim.LoadProfile("h200-llama70b-fp8")
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := workload.Open(workload.Spec{Kind: kind}, seed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	rig, w := &Rig{Profile: p}, &warmUpLoad{}
+	rig, w := &Rig{Profile: profile(t, "h200-llama70b-fp8")}, &warmUpLoad{}
 	r := &trial.Runner{
-		Source: source, Cache: trial.Reset, Seed: seed, PrimeRate: rate, SLO: slo.SLO{MaxErrorRate: 0.5},
+		Source: source(t, workload.Spec{Kind: kind}, seed), Cache: trial.Reset, Seed: seed, PrimeRate: rate, SLO: slo.SLO{MaxErrorRate: 0.5},
 		Lengths: trial.Lengths{MinRequests: 10}, Search: capacity.Search{Hint: rate, Min: 0.1, Max: 10, Factor: 2, Tolerance: 1, MaxProbes: 1},
 		Start: func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 			server, load, err := rig.Start(ctx, launch)
@@ -53,7 +44,7 @@ func warmUpRequests(t *testing.T, kind string, seed uint64, rate float64) int {
 			return server, w, err
 		},
 	}
-	_, err = r.Run(t.Context(), trial.Task{Args: strings.Fields("--max-model-len 16384")})
+	_, err := r.Run(t.Context(), trial.Task{Args: strings.Fields("--max-model-len 16384")})
 	if !errors.Is(err, errProbe) {
 		t.Fatal(err)
 	}
