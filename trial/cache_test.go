@@ -45,13 +45,9 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			s := row.server
 			s.capacity = 4.8
-			var probes []Probe
 			r := runner(t, s, row.protocol)
 			r.Source, r.LongRun, s.kvTokens = source, longRun, 20_000 // more requests than a probe asks, and a cache that holds all of them
-			result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
-			if err != nil {
-				t.Fatal(err)
-			}
+			result, probes := runTrial(t, r, Task{})
 			replaced, spent := 0, 12*time.Second // start and stop
 			for _, did := range s.did {
 				switch did {

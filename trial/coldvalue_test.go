@@ -119,6 +119,15 @@ func (e *teller) Observe(time.Time) func() *serverctl.Series {
 func (e *teller) Stop(context.Context) (serverctl.Ended, error)       { return serverctl.Ended{}, nil }
 func (e *teller) start(context.Context, Launch) (Server, Load, error) { return e, e, nil }
 
+func (e *teller) runner(protocol Protocol, source sharers) *Runner {
+	return &Runner{
+		Start: e.start, Source: source, Cache: protocol, Seed: 1, PrimeRate: 2,
+		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
+		Lengths: Lengths{LeadIn: 30 * time.Second, Window: 60 * time.Second, MinRequests: 300},
+		Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 12, Factor: 1.35, Tolerance: 0.2, MaxProbes: 3},
+	}
+}
+
 // Each cache protocol has its stated effect on a server that shares no code with the simulator. Under Reset the window finds what
 // it would find in an empty cache, whatever the lead-in sent before. Under Steady and Primed it finds the carried prompts.
 func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
@@ -134,17 +143,8 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 		{Primed, 96, 1},
 	} {
 		e := &teller{cache: make(map[uint64]bool)}
-		var probes []Probe
-		r := &Runner{
-			Start: e.start, Source: row.source, Cache: row.protocol, Seed: 1, PrimeRate: 2,
-			SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
-			Lengths: Lengths{LeadIn: 30 * time.Second, Window: 60 * time.Second, MinRequests: 300},
-			Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 12, Factor: 1.35, Tolerance: 0.2, MaxProbes: 3},
-		}
-		result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := e.runner(row.protocol, row.source)
+		result, probes := runTrial(t, r, Task{})
 		if len(e.windows) != len(probes) || len(probes) < 2 {
 			t.Fatalf("%s: %d windows in %d probes, want one each", row.protocol, len(e.windows), len(probes))
 		}
@@ -172,16 +172,9 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 // A reset is found to have failed if the cache holds prompts of another client, even before the trial's first request.
 func TestAResetThatLeavesForeignPromptsIsFound(t *testing.T) {
 	e := &teller{cache: make(map[uint64]bool), foreign: true}
-	var probes []Probe
-	r := &Runner{
-		Start: e.start, Source: sharers(0), Cache: Reset, Seed: 1, PrimeRate: 2,
-		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
-		Lengths: Lengths{LeadIn: time.Second, Window: time.Second, MinRequests: 20},
-		Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 2},
-	}
-	if _, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }}); err != nil {
-		t.Fatal(err)
-	}
+	r := e.runner(Reset, 0)
+	r.Lengths = Lengths{LeadIn: time.Second, Window: time.Second, MinRequests: 20}
+	_, probes := runTrial(t, r, Task{})
 	if note := probes[0].Note; !strings.Contains(note, "was not empty") {
 		t.Errorf("the first probe says %q, want that its cache was not empty", note)
 	}

@@ -248,6 +248,17 @@ func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
 	}
 }
 
+// runTrial runs a trial and returns its result and its new probes.
+func runTrial(t *testing.T, r *Runner, task Task) (result Result, probes []Probe) {
+	t.Helper()
+	task.Record = func(p Probe) error { probes = append(probes, p); return nil }
+	result, err := r.Run(t.Context(), task)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result, probes
+}
+
 func TestRunMeasuresAPoint(t *testing.T) {
 	for _, row := range []struct {
 		protocol Protocol
@@ -258,12 +269,7 @@ func TestRunMeasuresAPoint(t *testing.T) {
 		{Steady, "start warm warm pass pass pass probe probe probe probe stop"},
 	} {
 		s := &stub{capacity: 4.8}
-		var stored []Probe
-		r := runner(t, s, row.protocol)
-		result, err := r.Run(t.Context(), Task{Number: 3, Record: func(p Probe) error { stored = append(stored, p); return nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		result, stored := runTrial(t, runner(t, s, row.protocol), Task{Number: 3})
 		if got := strings.Join(s.did, " "); got != row.want {
 			t.Errorf("%s: did %q, want %q", row.protocol, got, row.want)
 		}
@@ -281,19 +287,10 @@ func TestRunMeasuresAPoint(t *testing.T) {
 
 // A resumed trial does not repeat the stored probes, and gives the same answer as an uninterrupted trial.
 func TestRunGoesOnWithTheProbesItHad(t *testing.T) {
-	var all []Probe
-	s := &stub{capacity: 4.8}
-	whole, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(p Probe) error { all = append(all, p); return nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole, all := runTrial(t, runner(t, &stub{capacity: 4.8}, Reset), Task{})
 	for had := range len(all) + 1 {
 		s := &stub{capacity: 4.8}
-		var again []Probe
-		result, err := runner(t, s, Reset).Run(t.Context(), Task{Done: all[:had], Record: func(p Probe) error { again = append(again, p); return nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		result, again := runTrial(t, runner(t, s, Reset), Task{Done: all[:had]})
 		if n := strings.Count(strings.Join(s.did, " "), "probe"); n != len(all)-had || len(again) != n {
 			t.Errorf("with %d of %d probes stored, %d are measured", had, len(all), n)
 		}
@@ -480,25 +477,19 @@ func TestAHangIsNoBrokenLimit(t *testing.T) {
 	}
 }
 
-func TestAProbeThatWasNotStreamedIsVoid(t *testing.T) {
-	s := &stub{capacity: 5, whole: true}
-	_, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error {
-		t.Error("a void probe was recorded")
-		return nil
-	}})
-	if err == nil || !strings.Contains(err.Error(), "void: the answers are not streamed") || strings.Contains(err.Error(), "max_tokens") {
-		t.Errorf("Run = %v, want that the probe is void", err)
-	}
-}
-
-func TestAProbeThatServedOtherWorkIsVoid(t *testing.T) {
-	s := &stub{capacity: 5, short: 1}
-	_, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error {
-		t.Error("a void probe was recorded")
-		return nil
-	}})
-	if err == nil || !strings.Contains(err.Error(), "void: the lengths of the answers differ by 50 %") {
-		t.Errorf("Run = %v, want that the probe is void", err)
+// A probe is void and not recorded if its answers were not streamed, or had other lengths than planned.
+func TestAVoidProbeIsNotRecorded(t *testing.T) {
+	for want, s := range map[string]*stub{
+		"void: the answers are not streamed":              {capacity: 5, whole: true},
+		"void: the lengths of the answers differ by 50 %": {capacity: 5, short: 1},
+	} {
+		_, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error {
+			t.Error("a void probe was recorded")
+			return nil
+		}})
+		if err == nil || !strings.Contains(err.Error(), want) || s.whole && strings.Contains(err.Error(), "max_tokens") {
+			t.Errorf("Run = %v, want %q", err, want)
+		}
 	}
 }
 
@@ -518,14 +509,10 @@ func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 		{"falling behind everywhere", time.Hour, 0, 0, 0, false},
 	} {
 		s := &stub{capacity: 100, late: row.late, lateFrom: row.from}
-		var probes []Probe
-		result, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(p Probe) error {
-			probes = append(probes, p)
-			return nil
-		}})
+		result, probes := runTrial(t, runner(t, s, Reset), Task{})
 		c := result.Capacity
-		if err != nil || result.Class != serverctl.ClientLimited || !strings.Contains(result.Evidence, "late at p99") {
-			t.Fatalf("%s: Run = %+v, %v, want that it was client-limited", row.name, result, err)
+		if result.Class != serverctl.ClientLimited || !strings.Contains(result.Evidence, "late at p99") {
+			t.Fatalf("%s: Run = %+v, want that it was client-limited", row.name, result)
 		}
 		if last := probes[len(probes)-1]; !slices.ContainsFunc(probes, func(p Probe) bool { return strings.HasPrefix(p.Note, "client-limited: ") }) {
 			t.Errorf("%s: no probe says that it was client-limited, the last one: %+v", row.name, last)
@@ -545,28 +532,22 @@ func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 // A second attempt repeats only those probes of the first attempt that a late load generator decided.
 func TestASecondAttemptMeasuresWhatWasLate(t *testing.T) {
 	s := &stub{capacity: 10, late: 500 * time.Millisecond, lateFrom: 6}
-	var probes []Probe
-	record := func(p Probe) error {
-		probes = append(probes, p)
-		return nil
+	first, late := runTrial(t, runner(t, s, Reset), Task{})
+	if first.Class != serverctl.ClientLimited {
+		t.Fatalf("Run = %+v, want that it was client-limited", first)
 	}
-	first, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record})
-	if err != nil || first.Class != serverctl.ClientLimited {
-		t.Fatalf("Run = %+v, %v, want that it was client-limited", first, err)
-	}
-	before := len(probes)
 	s.lateFrom = 100
-	second, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record, Done: probes, Attempt: 1})
-	if c := second.Capacity; err != nil || second.Class != "" || c.Bound != capacity.Exact || c.Low > 10 || c.High < 10 {
-		t.Errorf("the second attempt is %+v, %v; want an exact capacity of 10", second, err)
+	second, again := runTrial(t, runner(t, s, Reset), Task{Done: late, Attempt: 1})
+	if c := second.Capacity; second.Class != "" || c.Bound != capacity.Exact || c.Low > 10 || c.High < 10 {
+		t.Errorf("the second attempt is %+v; want an exact capacity of 10", second)
 	}
-	for i, p := range probes[before:] {
-		if p.Seq != before+i || p.Attempt != 1 || p.Rate <= 6 {
-			t.Errorf("probe %d of attempt %d at %g req/s, want the %d-th probe, of attempt 1, at a rate that was late", p.Seq, p.Attempt, p.Rate, before+i)
+	for i, p := range again {
+		if p.Seq != len(late)+i || p.Attempt != 1 || p.Rate <= 6 {
+			t.Errorf("probe %d of attempt %d at %g req/s, want the %d-th probe, of attempt 1, at a rate that was late", p.Seq, p.Attempt, p.Rate, len(late)+i)
 		}
 	}
-	resumed, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record, Done: slices.Clone(probes), Attempt: 1})
-	if err != nil || resumed.Capacity.Rate != second.Capacity.Rate {
-		t.Errorf("resumed after its last probe it is %+v, %v; want %+v", resumed.Capacity, err, second.Capacity)
+	resumed, _ := runTrial(t, runner(t, s, Reset), Task{Done: slices.Concat(late, again), Attempt: 1})
+	if resumed.Capacity.Rate != second.Capacity.Rate {
+		t.Errorf("resumed after its last probe it is %+v; want %+v", resumed.Capacity, second.Capacity)
 	}
 }
