@@ -15,7 +15,7 @@ import (
 const late = "the load generator was 17.5 ms late at p99"
 
 // said parses steps. Each is a rate and a letter: p passed, f failed, L passed with a late load generator, l failed only because of
-// a late load generator.
+// a late load generator. TPOT breaks first in a step that passed, TTFT in one that failed.
 func said(t *testing.T, text string) (steps []Step) {
 	t.Helper()
 	for word := range strings.FieldsSeq(text) {
@@ -24,10 +24,9 @@ func said(t *testing.T, text string) (steps []Step) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s := Step{Rate: rate}
-		s.Pass, s.Headroom, s.Binding = letter == 'p' || letter == 'L', -0.1, "p99 TTFT"
-		if s.Pass {
-			s.Headroom = 0.1
+		s := Step{Rate: rate, Outcome: Outcome{Headroom: -0.1, Binding: "p99 TTFT", InFlight: 10 * rate}}
+		if letter == 'p' || letter == 'L' {
+			s.Pass, s.Headroom, s.Binding = true, 0.1, "p99 TPOT"
 		}
 		if letter == 'l' || letter == 'L' {
 			s.Limited = late
