@@ -149,17 +149,6 @@ func (s *session) repeat(first Probe, why string, measure func() (Probe, error))
 	return p, nil
 }
 
-// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a part of the window. A
-// generator that falls behind through a whole window offers less than was planned, so a pass says nothing about the
-// planned rate.
-const maxBehind = 0.01
-
-// Passed reports whether the probe kept the SLO at the planned rate. The load generator may have sent single requests
-// late, but it must have offered that rate.
-func Passed(v slo.Verdict, m bench.Measurement) bool {
-	return v.Pass && (v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000)
-}
-
 // speculation is what was drafted and accepted between two readings of the counters; nil when nothing was.
 func speculation(before, after serverctl.Counters) *Speculation {
 	if after.Drafts <= before.Drafts {

@@ -60,7 +60,7 @@ func (t *searchRun) takeOver(probes []Probe) (steps []capacity.Step, err error) 
 // search is the Runner's search, begun where this trial begins it.
 func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	search := t.runner.Search
-	search.Known, search.Population, search.Cost = known, t.runner.longRun().population, t.cost
+	search.Known, search.Population, search.Cost = known, t.runner.longRun().Population, t.cost
 	search.Plan = func(f capacity.Forecast) {
 		t.whole = f.Probes > 0
 		if told := t.runner.Search.Plan; told != nil {
@@ -119,17 +119,25 @@ func (t *searchRun) add(p Probe) error {
 
 // outcome is a probe as the search sees it.
 func (t *searchRun) outcome(p Probe) capacity.Outcome {
-	o := outcome(p)
+	o := p.Outcome()
 	plan := t.plan(t.cache.draw(p.Seq, p.Replaced > 0), p.Rate)
-	o.Evidence = EvidenceOf(plan.Schedule(), t.runner.longRun().weigher, p.Rate, plan.Draw, t.runner.SLO, p.Verdict)
+	o.Evidence = t.runner.longRun().Evidence(plan.Schedule(), p.Rate, plan.Draw, t.runner.SLO, p.Verdict)
 	return o
 }
 
-// outcome is a probe as a sweep sees it.
-func outcome(p Probe) capacity.Outcome {
-	v := p.Verdict
+// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a part of the window. A
+// generator that falls behind through a whole window offers less than was planned, so a pass says nothing about the
+// planned rate.
+const maxBehind = 0.01
+
+// Outcome is a probe as a sweep sees it, without its evidence. A probe passed if it kept the SLO at the planned rate:
+// the load generator may have sent single requests late, but it must have offered that rate.
+func (p Probe) Outcome() capacity.Outcome {
+	v, m := p.Verdict, p.Measurement
+	offered := v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000
 	return capacity.Outcome{
-		Pass: Passed(v, p.Measurement), Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited, Took: p.GPUTime,
+		Pass: v.Pass && offered, Headroom: v.Headroom, Binding: v.Binding, InFlight: m.MeanInFlight, Limited: v.ClientLimited,
+		Took: p.GPUTime,
 	}
 }
 

@@ -81,7 +81,7 @@ func (s Sweep) Takes(l Level) time.Duration {
 func Steps(probes []Probe) []capacity.Step {
 	steps := make([]capacity.Step, len(probes))
 	for i, p := range probes {
-		steps[i] = capacity.Step{Rate: p.Level().Load(), Outcome: outcome(p)}
+		steps[i] = capacity.Step{Rate: p.Level().Load(), Outcome: p.Outcome()}
 	}
 	return steps
 }

@@ -67,12 +67,12 @@ func ResultOf(p trial.Probe) Result {
 
 // outcome is the run as a search or a sweep sees it. Without a verdict it did not pass.
 func (r Result) outcome() capacity.Outcome {
+	if r.Verdict != nil {
+		return trial.Probe{Verdict: *r.Verdict, Measurement: r.Measurement, GPUTime: r.took}.Outcome()
+	}
 	o := capacity.Outcome{InFlight: r.Measurement.MeanInFlight, Limited: r.Limited}
 	if r.Measurement.Void != "" {
 		o.Limited = "the run is void"
-	}
-	if v := r.Verdict; v != nil {
-		o.Pass, o.Headroom, o.Binding, o.Limited = trial.Passed(*v, r.Measurement), v.Headroom, v.Binding, v.ClientLimited
 	}
 	return o
 }

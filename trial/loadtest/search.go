@@ -21,11 +21,11 @@ type Search struct {
 	Margin float64 // the advised rate as a part of the lower end of the interval
 	Prime  bool    // send the workload once before the first run, to fill the prefix cache
 
-	primed  time.Duration // how long the priming took
-	refines bool          // the search refines its answer, so no run ends early: every request adds to the estimate
-	weigher *workload.Weigher
-	runs    []trial.Probe // with their number, rate, verdict, measurement and time
-	runOut  time.Duration // the longest so far
+	primed  time.Duration  // how long the priming took
+	refines bool           // the search refines its answer, so no run ends early: every request adds to the estimate
+	longRun *trial.LongRun // of the workload
+	runs    []trial.Probe  // with their number, rate, verdict, measurement and time
+	runOut  time.Duration  // the longest so far
 }
 
 // inFlight is the mean number of requests in the server, by Little's law over the completed ones. It is right even for a probe
@@ -47,9 +47,8 @@ func (b *Bench) cost(rate float64) time.Duration { return b.Load.Planned(rate) +
 // FindCapacity searches the highest rate that keeps the SLO, measures the rate that it advises, and reports both.
 func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 	s := b.Search
-	s.weigher = workload.Weigh(b.Load.Source)
-	s.Population = trial.PopulationOf(b.Load.plan(s.Hint, 0), s.weigher)
-	s.Cost, s.Plan = b.cost, b.sayForecast
+	s.longRun = trial.NewLongRun(b.Load.plan(s.Hint, 0))
+	s.Population, s.Cost, s.Plan = s.longRun.Population, b.cost, b.sayForecast
 	b.Client.MaxSamples = math.MaxInt // a verdict needs a sample of each request
 	if err := b.prime(ctx); err != nil {
 		return err
@@ -147,10 +146,10 @@ func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early b
 		s.runOut = max(s.runOut, r.took-b.Load.Planned(rate))
 	}
 	o := r.outcome()
-	if o.Took = r.took; len(s.runs) == 1 {
+	if len(s.runs) == 1 {
 		o.Took += s.primed
 	}
-	o.Evidence = trial.EvidenceOf(planned.schedule, s.weigher, rate, len(s.runs)-1, *b.SLO, *r.Verdict)
+	o.Evidence = s.longRun.Evidence(planned.schedule, rate, len(s.runs)-1, *b.SLO, *r.Verdict)
 	return o, nil
 }
 
