@@ -13,6 +13,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
@@ -110,11 +111,11 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 		}
 	}
 	client := *b.Client
-	progress := newProgress(b.Notes, planned)
-	client.Progress = progress.show
+	shown := render.NewProgress(b.Notes).Quietly()
+	client.Progress = func(at bench.Progress) { shown.Show(planned.stage(at)) } // called once a second
 	sender := cmp.Or[trial.ClosedLoad](b.Sender, &client)
 	run, err := sender.RunClosed(ctx, planned.schedule, cmp.Or(planned.Streams, client.MaxInFlight), b.byRules(stop))
-	progress.shown.End()
+	shown.End()
 	switch {
 	case errors.Is(err, context.Canceled):
 		return Result{}, interruptedError(fmt.Sprintf("%s was interrupted and has no result; runs before it are complete", planned))

@@ -83,26 +83,36 @@ func (o *Report) add(r Result) error {
 		o.failed = append(o.failed, fmt.Sprintf("%s is void: %s", r.Run, r.Measurement.Void))
 	}
 	result, err := o.Meta.result(o.Bench, r)
-	if err != nil {
-		return err
+	if err == nil {
+		err = o.document(result)
 	}
+	switch {
+	case err != nil:
+		return err
+	case o.Format == FormatCSV:
+		return o.writeCSV(r)
+	case o.Format != FormatText:
+		return nil
+	case o.table():
+		return o.writeRow(r)
+	}
+	return writeBlock(o.Out, r, fmt.Sprintf("%s, seed %d", o.Bench.workload(), o.Bench.Load.Seed))
+}
+
+// document writes a result for programs: to the result file, and in JSON or YAML to the output.
+func (o *Report) document(v any) error {
 	if o.File != "" {
-		if err := o.writeFile(result); err != nil {
-			return err
+		if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil { // in one line, as with --append-result of vllm bench serve
+			return fmt.Errorf("write the result file: %w", err)
 		}
 	}
 	switch o.Format {
 	case FormatJSON:
-		return writeJSON(o.Out, result, "  ")
+		return writeJSON(o.Out, v, "  ")
 	case FormatYAML:
-		return o.writeYAML(result)
-	case FormatCSV:
-		return o.writeCSV(r)
+		return o.writeYAML(v)
 	}
-	if o.table() {
-		return o.writeRow(r)
-	}
-	return writeBlock(o.Out, r, fmt.Sprintf("%s, seed %d", o.Bench.workload(), o.Bench.Load.Seed))
+	return nil
 }
 
 // Finish ends the report. Below a table it names the highest load that kept the SLO.
@@ -140,23 +150,12 @@ func keptAny(steps []capacity.Step) error {
 
 // capacity reports the answer of a search. In JSON and YAML the answer is the last object. People then read it among the notes.
 func (o *Report) capacity(a Answer) error {
-	if o.File != "" {
-		if err := o.writeFile(a); err != nil {
-			return err
-		}
-	}
-	var err error
-	people := o.Bench.Notes
-	switch o.Format {
-	case FormatText:
-		people = o.Out
-	case FormatJSON:
-		err = writeJSON(o.Out, a, "  ")
-	case FormatYAML:
-		err = o.writeYAML(a)
-	}
-	if err != nil {
+	if err := o.document(a); err != nil {
 		return err
+	}
+	people := o.Bench.Notes
+	if o.Format == FormatText {
+		people = o.Out
 	}
 	if _, err := io.WriteString(people, a.text()); err != nil {
 		return err
@@ -166,14 +165,6 @@ func (o *Report) capacity(a Answer) error {
 	}
 	if !a.Met {
 		return ErrNoRunKept
-	}
-	return nil
-}
-
-// writeFile adds an object to the result file, in one line, as vllm bench serve --append-result does.
-func (o *Report) writeFile(v any) error {
-	if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil {
-		return fmt.Errorf("write the result file: %w", err)
 	}
 	return nil
 }
