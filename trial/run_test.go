@@ -311,35 +311,41 @@ func TestRunEndsOrderlyBetweenProbes(t *testing.T) {
 }
 
 func TestRunWhenTheServerFails(t *testing.T) {
-	refused := func(context.Context, Launch) (Server, Load, error) {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}
+	fails := func(err error) Start {
+		return func(context.Context, Launch) (Server, Load, error) { return nil, nil, err }
 	}
-	missing := func(context.Context, Launch) (Server, Load, error) {
-		return nil, nil, errors.New("no such binary")
-	}
-	dies := &stub{capacity: 4.8, dieAt: 3}
+	dies, resets, warms := &stub{capacity: 4.8, dieAt: 3}, &stub{capacity: 4.8}, &stub{capacity: 4.8}
 	for _, row := range []struct {
 		name  string
 		start Start
-		want  Outcome
-		class serverctl.Class
+		class serverctl.Class // of an infeasible point; empty if the study ends
 		err   string
 	}{
-		{"a refusal to start is the point's fault", refused, Infeasible, serverctl.KVTooSmall, ""},
-		{"a death under load is the point's fault", dies.start, Infeasible, serverctl.OOMLoad, ""},
-		{"a missing binary ends the study", missing, "", "", "no such binary"},
+		{"a refusal to start is the point's fault", fails(&serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}), serverctl.KVTooSmall, ""},
+		{"a death under load is the point's fault", dies.start, serverctl.OOMLoad, ""},
+		{"so is a death between two loads, with the server's own last words", func(ctx context.Context, l Launch) (Server, Load, error) {
+			_, load, err := resets.start(ctx, l)
+			return resetKiller{resets}, load, err
+		}, serverctl.OOMLoad, ""},
+		{"so is a death in the warm-up", func(ctx context.Context, l Launch) (Server, Load, error) {
+			server, _, err := warms.start(ctx, l)
+			return server, failing{warms}, err
+		}, serverctl.OOMLoad, ""},
+		{"a missing binary ends the study", fails(errors.New("no such binary")), "", "no such binary"},
+		{"a failure that no flags can cure ends the study", fails(&serverctl.ExitError{Class: serverctl.ModelNotFound, Cause: serverctl.GatedModel, Evidence: "access is restricted"}),
+			"", "no choice of flags would cure this"},
 	} {
-		r := runner(t, &stub{}, Primed)
+		r := runner(t, &stub{}, Reset)
 		r.Start = row.start
 		result, err := r.Run(t.Context(), Task{Record: func(Probe) error { return nil }})
 		if row.err != "" {
-			if err == nil || !strings.Contains(err.Error(), row.err) {
-				t.Errorf("%s: Run fails with %v, want %q", row.name, err, row.err)
+			if err == nil || !strings.Contains(err.Error(), row.err) || result.Outcome != "" {
+				t.Errorf("%s: Run = %+v, %v, want the error %q", row.name, result, err, row.err)
 			}
 			continue
 		}
-		if err != nil || result.Outcome != row.want || result.Class != row.class || result.Evidence == "" {
-			t.Errorf("%s: Run = %+v, %v, want %s with class %s", row.name, result, err, row.want, row.class)
+		if err != nil || result.Outcome != Infeasible || result.Class != row.class || result.Evidence == "" {
+			t.Errorf("%s: Run = %+v, %v, want an infeasible point with class %s", row.name, result, err, row.class)
 		}
 	}
 	if dies.did[len(dies.did)-1] != "stop" {
@@ -397,19 +403,6 @@ func (s resetKiller) ResetCache(context.Context) error {
 	return errors.New("reset the prefix cache: EOF")
 }
 
-func TestAServerThatDiesBetweenLoadsIsAResult(t *testing.T) {
-	s := &stub{capacity: 4.8}
-	r := runner(t, s, Reset)
-	r.Start = func(ctx context.Context, l Launch) (Server, Load, error) {
-		server, load, err := s.start(ctx, l)
-		return resetKiller{server.(*stub)}, load, err
-	}
-	result, err := r.Run(t.Context(), Task{Record: func(Probe) error { return nil }})
-	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
-		t.Errorf("Run = %+v, %v; want the server's own last words", result, err)
-	}
-}
-
 func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
 	before := serverctl.Counters{Drafts: 10, DraftTokens: 30, AcceptedTokens: 12, AcceptedAt: []float64{8, 4}}
 	after := serverctl.Counters{Drafts: 30, DraftTokens: 90, AcceptedTokens: 42, AcceptedAt: []float64{23, 14, 5}}
@@ -419,31 +412,6 @@ func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
 	}
 	if got := speculation(after, after); got != nil {
 		t.Errorf("without drafts speculation = %+v, want nil", got)
-	}
-}
-
-// A failure that no flags can cure ends the study. The point gets no result.
-func TestAFatalFailureIsNoResult(t *testing.T) {
-	r := runner(t, &stub{}, Reset)
-	r.Start = func(context.Context, Launch) (Server, Load, error) {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.ModelNotFound, Cause: serverctl.GatedModel, Evidence: "access is restricted"}
-	}
-	result, err := r.Run(t.Context(), Task{})
-	if err == nil || !strings.Contains(err.Error(), "no choice of flags would cure this") || result.Outcome != "" {
-		t.Errorf("Run = %+v, %v, want an error", result, err)
-	}
-}
-
-func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
-	s := &stub{}
-	r := runner(t, s, Primed)
-	r.Start = func(context.Context, Launch) (Server, Load, error) {
-		s.exited = make(chan struct{})
-		return s, failing{s}, nil
-	}
-	result, err := r.Run(t.Context(), Task{})
-	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
-		t.Errorf("Run = %+v, %v, want an infeasible point with the server's own class", result, err)
 	}
 }
 
