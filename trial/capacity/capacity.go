@@ -66,7 +66,9 @@ type Capacity struct {
 	Highest float64 `json:"highest,omitempty"`
 	StdErr  float64 `json:"std_err,omitempty"` // of ln Rate, the middle of the interval on a log scale; 0 if there is no interval
 
-	Pieces []Piece `json:"pieces,omitempty"` // effects of single requests, to compare capacities that were measured with the same requests
+	// Pieces say how far single requests have moved the capacity. They serve to compare capacities that were measured with
+	// the same requests.
+	Pieces []Piece `json:"pieces,omitempty"`
 
 	// Doubt says what contradicts the answer, such as a pass above a fail; "" when nothing does.
 	Doubt string `json:"doubt,omitempty"`

@@ -2,25 +2,25 @@ package capacity
 
 import "math"
 
-// A Stretch is what one probe offered: when each request was due and how much work it brought. It is known without a
-// server. It contains the uncounted requests too, because the counted ones wait behind them.
+// A Stretch is the load that one probe offered: when each request was due and how much work it brought. No server is
+// needed to know it. It contains the uncounted requests too, because counted requests wait behind them.
 type Stretch struct {
 	Due    []float64 // seconds since the probe began, ascending
 	Prompt []float64 // size of each prompt, relative to the mean of the workload
-	Answer []float64 // likewise of the answer
+	Answer []float64 // size of each answer, relative to the mean
 
 	First, Counted int // the counted requests are Due[First : First+Counted]
 }
 
-// A kernel says which work around a request matters to it. A time to first token depends on the work before. A time per
-// token also depends on the work that comes while the answer is generated.
+// A kernel says how much other requests matter to a request. A time to first token depends on the work before the
+// request. A time per token also depends on the work that comes while the answer is generated.
 type kernel struct {
 	tau    float64 // seconds over which the weight of other work falls to 1/e
 	around bool    // later work counts as much as earlier work
 	prompt float64 // weight of the prompts in the work; the answers have the rest
 }
 
-// kernels are tried, and the one that explains the slow requests best is used. The shortest is a few steps of an
+// kernels returns the kernels that a fit tries; the fit keeps the best. The shortest is a few steps of an
 // engine. The longest is a third of an ordinary lead-in: with a longer one every window would begin with less than the
 // mean load.
 func kernels() (all []kernel) {
@@ -35,7 +35,7 @@ func (k kernel) mixes() []kernel {
 	return []kernel{{k.tau, k.around, 0}, {k.tau, k.around, 1}}
 }
 
-// idle is the least load, as a part of the rate: the logarithm of no load would be infinite.
+// idle is added to each load, as a part of the rate, because the logarithm of no load would be infinite.
 const idle = 0.02
 
 // surplus returns, for each counted request, ln of the load around it divided by the rate of the probe. It is 0 where

@@ -7,9 +7,8 @@ import (
 )
 
 // A Population is a workload in the long run: the arrivals at one request per second, and the sizes of the requests.
-// All have a mean of one. It needs no server, but many requests, because a rare load decides a capacity. From one
-// population of 16,000 requests to another capacities differ by 1 % (standard deviation), and from one of 128,000 to
-// another by 0.4 %.
+// Each mean is one. A population needs no server, but many requests, because rare loads decide a capacity. Capacities
+// from different populations of 16,000 requests differ by 1 % (standard deviation), and of 128,000 by 0.4 %.
 type Population struct {
 	Due    []float64 // seconds, ascending
 	Prompt []float64 // size of each prompt, in the order of Due
@@ -38,7 +37,7 @@ type bin struct {
 	part    float64 // share of the requests
 }
 
-// even is a load without fluctuation.
+// even is the fluctuation of evenly spread requests of equal size.
 var even = fluctuation{{0, 1}}
 
 // at returns the fluctuation of the population's load at a rate. At a low rate few requests are within the kernel, and
@@ -61,7 +60,7 @@ func (p *Population) at(k kernel, rate float64) fluctuation {
 	return f
 }
 
-// through computes a fluctuation.
+// through computes the fluctuation at a rate.
 func (p *Population) through(k kernel, rate float64) fluctuation {
 	due := make([]float64, len(p.Due))
 	for i, at := range p.Due {
