@@ -43,6 +43,7 @@ func (s sharers) Request(stream workload.Stream, i int) *workload.Request {
 // A teller is a server that answers one request after the other. Its prefix cache keeps every prompt for ever. It records how many
 // tokens the requests of each window found in the cache.
 type teller struct {
+	stub
 	cache        map[uint64]bool
 	foreign      bool // another client fills the cache with the prefixes right after each reset
 	asked, found float64
@@ -110,13 +111,6 @@ func (e *teller) ResetCache(context.Context) error {
 	}
 	return nil
 }
-func (e *teller) Drain(context.Context) (time.Duration, error) { return 0, nil }
-func (e *teller) Exited() <-chan struct{}                      { return nil }
-func (e *teller) Err() error                                   { return nil }
-func (e *teller) Observe(time.Time) func() *serverctl.Series {
-	return func() *serverctl.Series { return nil }
-}
-func (e *teller) Stop(context.Context) (serverctl.Ended, error)       { return serverctl.Ended{}, nil }
 func (e *teller) start(context.Context, Launch) (Server, Load, error) { return e, e, nil }
 
 func (e *teller) runner(protocol Protocol, source sharers) *Runner {

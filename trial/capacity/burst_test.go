@@ -41,10 +41,7 @@ func TestBursts(t *testing.T) {
 }
 
 // If a single burst fails a probe below the capacity, the search measures that rate again and then goes on to higher rates.
-func TestASingleBurstIsNotBelieved(t *testing.T) { singleBurstIsNotBelieved(t, 6) }
-
 func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
-	t.Helper()
 	again, beyond := uint64(0), uint64(0)
 	for seed := range seeds {
 		s := &synthetic{max: 8, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 7))}

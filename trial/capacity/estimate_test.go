@@ -139,26 +139,35 @@ func TestTheEstimateIsTheLongRunsCapacity(t *testing.T) {
 	}
 }
 
-// TestSearchesOfManySeeds runs the tests of single searches with more seeds.
+// Each property holds for the searches of any seed. many seeds take too long under the race detector.
+var properties = []struct {
+	name      string
+	few, many uint64
+	holds     func(t *testing.T, seeds uint64)
+}{
+	{"monotone in the limit", 3, 6, estimateIsMonotoneInTheLimit},
+	{"goes on as it went", 1, 3, searchGoesOnAsItWent},
+	{"precision foretold", 2, 8, precisionIsForetold},
+	{"far probes", 5, 20, farProbesDoNotMoveTheAnswer},
+	{"any hint", 3, 12, hintDoesNotMatter},
+	{"single burst", 6, 20, singleBurstIsNotBelieved},
+}
+
+func TestSearches(t *testing.T) {
+	for _, p := range properties {
+		t.Run(p.name, func(t *testing.T) { p.holds(t, p.few) })
+	}
+}
+
 func TestSearchesOfManySeeds(t *testing.T) {
 	realtime.Only(t, "hundreds of searches")
-	for name, run := range map[string]func(*testing.T){
-		"monotone in the limit": func(t *testing.T) { estimateIsMonotoneInTheLimit(t, 6) },
-		"goes on as it went":    func(t *testing.T) { searchGoesOnAsItWent(t, 3) },
-		"precision foretold":    func(t *testing.T) { precisionIsForetold(t, 8) },
-		"far probes":            func(t *testing.T) { farProbesDoNotMoveTheAnswer(t, 20) },
-		"any hint":              func(t *testing.T) { hintDoesNotMatter(t, 12) },
-		"single burst":          func(t *testing.T) { singleBurstIsNotBelieved(t, 20) },
-	} {
-		t.Run(name, run)
+	for _, p := range properties {
+		t.Run(p.name, func(t *testing.T) { p.holds(t, p.many) })
 	}
 }
 
 // A looser limit never lowers the capacity by more than the capacity's standard error.
-func TestTheEstimateIsMonotoneInTheLimit(t *testing.T) { estimateIsMonotoneInTheLimit(t, 3) }
-
 func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
-	t.Helper()
 	for seed := range seeds {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 2))}
 		p := s.population()
@@ -180,10 +189,7 @@ func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
 }
 
 // A search that is resumed after any of its steps makes the same further steps, and gives the same answer.
-func TestASearchGoesOnAsItWent(t *testing.T) { searchGoesOnAsItWent(t, 1) }
-
 func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
-	t.Helper()
 	for seed := range seeds {
 		var steps []Step
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 4))}
@@ -219,10 +225,7 @@ func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
 }
 
 // A search with a precision forecasts its cost, keeps to the forecast, and reaches the precision.
-func TestAPrecisionIsForetold(t *testing.T) { precisionIsForetold(t, 2) }
-
 func precisionIsForetold(t *testing.T, seeds uint64) {
-	t.Helper()
 	for seed := range seeds {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 5))}
 		look := search(4)
@@ -286,10 +289,7 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 }
 
 // Probes far from the capacity do not change the answer. Such probes pass far below, or have almost only slow requests far above.
-func TestFarProbesDoNotMoveTheAnswer(t *testing.T) { farProbesDoNotMoveTheAnswer(t, 5) }
-
 func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
-	t.Helper()
 	for seed := range seeds {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 12))}
 		p, probe := s.population(), s.probe(120, 1, 3) // the second limit breaks only far above the capacity
@@ -319,10 +319,7 @@ func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
 }
 
 // A search finds the same capacity from any first rate.
-func TestTheHintDoesNotMatter(t *testing.T) { hintDoesNotMatter(t, 3) }
-
 func hintDoesNotMatter(t *testing.T, seeds uint64) {
-	t.Helper()
 	var errs, worst float64
 	n, held := 0, 0
 	for seed := range seeds {

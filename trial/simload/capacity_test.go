@@ -14,7 +14,6 @@ import (
 
 	"github.com/samber/lo"
 
-	"vllmtuner/bench"
 	"vllmtuner/realtime"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -93,13 +92,12 @@ func windowSeconds(a answer) float64 { return a.window.Seconds() }
 
 // robustSD returns the median absolute deviation, scaled to the standard deviation of a normal distribution.
 func robustSD(values []float64) float64 {
-	middle := bench.Percentile(slices.Sorted(slices.Values(values)), 50)
+	middle := median(values)
 	var away []float64
 	for _, v := range values {
 		away = append(away, math.Abs(v-middle))
 	}
-	slices.Sort(away)
-	return 1.4826 * bench.Percentile(away, 50)
+	return 1.4826 * median(away)
 }
 
 // A study has the truth of one world and the findings of all methods there.
