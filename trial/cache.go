@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
 )
 
@@ -63,14 +62,6 @@ func newPrefixCache(protocol Protocol, kvTokens int) *prefixCache {
 		c.recall = newRecall(defaultKVTokens)
 	}
 	return c
-}
-
-// watch returns the load, and remembers what it asks.
-func (c *prefixCache) watch(schedule workload.Schedule) workload.Schedule {
-	if c.recall == nil {
-		return schedule
-	}
-	return c.recall.watch(schedule)
 }
 
 // prepare puts the cache into the state in which a probe begins.

@@ -72,7 +72,7 @@ func (s *session) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
 	if !ok {
 		return bench.Run{}, errors.New("this load generator has no closed loop; give rates")
 	}
-	return closed.RunClosed(ctx, s.cache.watch(o.schedule), o.Streams, o.stop)
+	return closed.RunClosed(ctx, s.cache.recall.watch(o.schedule), o.Streams, o.stop)
 }
 
 // judged is the probe as its requests alone show it.
@@ -109,6 +109,23 @@ func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
 		return "client-limited: " + v.ClientLimited
 	}
 	return ""
+}
+
+// recorded measures a probe and stores it, unless the user has ended the trial.
+func (s *session) recorded(measure func() (Probe, error)) (Probe, error) {
+	if err := s.task.finished(); err != nil {
+		return Probe{}, err
+	}
+	began := time.Now()
+	p, err := measure()
+	if err != nil {
+		s.result.GPUTime += time.Since(began) // a probe that fails costs time too
+		return p, err
+	}
+	if err := s.task.Record(p); err != nil {
+		return p, fmt.Errorf("record probe %d at %s: %w", p.Seq, p.Level(), err)
+	}
+	return p, nil
 }
 
 // verified measures a probe, and measures it again when its prefix cache was in the wrong state. If the repetition is

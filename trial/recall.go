@@ -77,8 +77,11 @@ func (c *recall) rates() (carried, empty float64) {
 	return c.carried / c.asked, c.empty / c.asked
 }
 
-// watch returns the load, and asks the recall each of its requests.
+// watch returns the load, and asks the recall each of its requests. A nil recall asks nothing.
 func (c *recall) watch(schedule workload.Schedule) workload.Schedule {
+	if c == nil {
+		return schedule
+	}
 	return func(yield func(workload.Arrival) bool) {
 		for a := range schedule {
 			c.ask(a.Request)

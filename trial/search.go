@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"vllmtuner/bench/workload"
@@ -22,7 +21,7 @@ type searchRun struct {
 }
 
 func newSearchRun(s *session) *searchRun {
-	return &searchRun{session: s, drafts: newDrafts(s.runner, s.result.Facts), worst: worstCase{session: s}}
+	return &searchRun{session: s, drafts: drafts{runner: s.runner, kvCacheGiB: s.result.Facts.KVCacheGiB}, worst: worstCase{session: s}}
 }
 
 // run warms the server up, searches for the capacity, and tries the server with the largest load that it admits.
@@ -67,29 +66,22 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 			told(f)
 		}
 	}
+	search.Hint = t.firstRate
 	if t.task.Hint != nil {
-		search.Hint = cmp.Or(t.task.Hint(), search.Hint)
+		search.Hint = cmp.Or(t.task.Hint(), t.firstRate)
 	}
-	search.Hint = cmp.Or(search.Hint, t.firstRate)
 	return search
 }
 
 // measureRate measures and records the probe of a rate.
 func (t *searchRun) measureRate(ctx context.Context, rate float64) (capacity.Outcome, error) {
-	if err := t.task.finished(); err != nil {
-		return capacity.Outcome{}, err
-	}
-	seq := t.probes
-	t.probes++
-	began := time.Now()
-	p, err := t.verified(func(again bool) (Probe, error) { return t.probeOf(ctx, seq, rate, again) })
+	p, err := t.recorded(func() (Probe, error) {
+		return t.verified(func(again bool) (Probe, error) { return t.probeOf(ctx, t.probes, rate, again) })
+	})
 	if err != nil {
-		t.result.GPUTime += time.Since(began) // a probe that fails costs time too
 		return capacity.Outcome{}, err
 	}
-	if err := t.task.Record(p); err != nil {
-		return capacity.Outcome{}, fmt.Errorf("record probe %d at %g req/s: %w", seq, rate, err)
-	}
+	t.probes++
 	return t.outcome(p), t.add(p)
 }
 

@@ -78,7 +78,7 @@ func (s *session) note(format string, args ...any) {
 
 // send sends an open-loop load.
 func (s *session) send(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
-	return s.load.Run(ctx, s.cache.watch(schedule), stop)
+	return s.load.Run(ctx, s.cache.recall.watch(schedule), stop)
 }
 
 // beforeProbes names the requests of warm-up and priming.

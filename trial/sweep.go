@@ -137,22 +137,15 @@ func (s sweepRun) level(ctx context.Context, seq int) (Probe, error) {
 			return Probe{}, err
 		}
 	}
-	if err := s.task.finished(); err != nil {
-		return Probe{}, err
-	}
-	began := time.Now()
-	p, err := s.inTime(func() (Probe, error) {
-		return s.verified(func(bool) (Probe, error) { return s.probe(ctx, seq, s.offerOf(s.Levels[seq])) })
+	p, err := s.recorded(func() (Probe, error) {
+		return s.inTime(func() (Probe, error) {
+			return s.verified(func(bool) (Probe, error) { return s.probe(ctx, seq, s.offerOf(s.Levels[seq])) })
+		})
 	})
-	if err != nil {
-		s.result.GPUTime += time.Since(began) // a level that fails costs time too
-		return p, err
+	if err == nil {
+		s.result.GPUTime += p.GPUTime
 	}
-	s.result.GPUTime += p.GPUTime
-	if err := s.task.Record(p); err != nil {
-		return p, fmt.Errorf("record %s: %w", s.Levels[seq], err)
-	}
-	return p, nil
+	return p, err
 }
 
 // inTime measures a level, and measures it again when the load generator was late. A carried cache would find the same

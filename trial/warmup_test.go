@@ -171,7 +171,7 @@ func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 
 // Drafts are judged once, as soon as there are enough of them; later drafts do not change the judgement.
 func TestDraftsAreJudgedOnce(t *testing.T) {
-	d := newDrafts(&Runner{MinAcceptance: 0.02, MinDrafted: 1000}, serverctl.Facts{})
+	d := drafts{runner: &Runner{MinAcceptance: 0.02, MinDrafted: 1000}}
 	for _, more := range []Speculation{{Drafts: 300, Tokens: 900, Accepted: 5}, {Drafts: 100, Tokens: 300, Accepted: 50}, {Drafts: 1e6, Tokens: 3e6}} {
 		if err := d.judge(&more); err != nil {
 			t.Errorf("after %+v: %v", d, err)
