@@ -170,7 +170,6 @@ func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config,
 		if len(only) == 0 || slices.Contains(only, c.Name) {
 			configs = append(configs, sweep.Config{
 				Name: c.Name, Description: c.Description, Flags: studyfile.ConfigFlags(c), Args: file.ConfigArgs(c), Number: i,
-				MaxModelLen: file.MaxModelLenOf(c),
 			})
 		}
 	}
@@ -191,8 +190,8 @@ func (r *sweepRun) check() error {
 		return usage("%s: workload: %w", r.File.Path, err)
 	}
 	for _, c := range r.sweep.Configs {
-		if c.MaxModelLen > 0 && r.Source.Longest() > c.MaxModelLen {
-			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.File.Path, c.Name, c.MaxModelLen, r.Source.Longest())
+		if limit := r.File.MaxModelLenOf(r.File.Sweep.Configs[c.Number]); limit > 0 && r.Source.Longest() > limit {
+			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.File.Path, c.Name, limit, r.Source.Longest())
 		}
 	}
 	return nil

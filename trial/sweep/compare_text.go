@@ -3,6 +3,7 @@ package sweep
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"vllmtuner/render"
@@ -13,10 +14,7 @@ import (
 
 // writeStandings names the highest load of each config within the SLO.
 func (s *Sweep) writeStandings(t *render.Text) {
-	longest, what := s.labelWidth(), "rate"
-	if s.closed() {
-		what = "concurrency"
-	}
+	longest, what := s.labelWidth(), s.varied()
 	fmt.Fprintf(t, "\nHighest %s within the SLO\n%-*s %11s %8s %7s  %s\n", what, longest, "config", what, "vs base", "", "next on the grid")
 	for i, st := range s.compare().all {
 		rate := "none"
@@ -46,7 +44,7 @@ func (s *Sweep) writeStandings(t *render.Text) {
 // loadWord is a load in a table.
 func (s *Sweep) loadWord(load float64) string {
 	if s.closed() {
-		return fmt.Sprintf("%g", load)
+		return strconv.Itoa(int(load))
 	}
 	return loadtest.RateText(load)
 }

@@ -82,11 +82,7 @@ func writeCSVFile(path string, records [][]string) error {
 
 // configRecords are the configs with a column for each flag.
 func (s *Sweep) configRecords() [][]string {
-	flags := map[string]string{} // all flags of all configs; only the names matter
-	for _, c := range s.Configs {
-		maps.Copy(flags, c.Flags)
-	}
-	names := slices.Sorted(maps.Keys(flags))
+	names := s.flagNames()
 	head := []string{"index", "label"}
 	for _, name := range names {
 		head = append(head, strings.ReplaceAll(name, "-", "_"))

@@ -48,18 +48,15 @@ func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Conf
 	return err
 }
 
-// The outcomes of a sweep without an answer.
-var (
-	ErrNothingMeasured = errors.New("no config could be measured; the table says why")
-	ErrNoConfigKept    = errors.New("no config kept the SLO at any load")
-)
+// ErrNoConfigKept is the outcome when no config kept the SLO with the load generator in time.
+var ErrNoConfigKept = errors.New("no config kept the SLO at any load")
 
 // Outcome is the error of a sweep that was measured to its end: nil if a config kept the SLO.
 func (s *Sweep) Outcome() error {
 	c := s.compare()
 	switch {
 	case !s.measuredAny():
-		return ErrNothingMeasured
+		return errors.New("no config could be measured; the table says why")
 	case len(c.best) > 0:
 		return nil
 	case slices.ContainsFunc(c.all, func(st standing) bool { return st.Limited != "" }):

@@ -3,6 +3,7 @@
 package sweep
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -39,7 +40,6 @@ type Config struct {
 	Flags       map[string]string // only the flags of this config
 	Args        []string          // all args of the server, after the model
 	Number      int               // index in the file, from 0; it names the log
-	MaxModelLen int               // tokens; 0 means the server's default
 
 	Result trial.Result
 	Probes []trial.Probe
@@ -47,6 +47,23 @@ type Config struct {
 
 // closed reports whether the levels are concurrencies of a closed loop.
 func (s *Sweep) closed() bool { return len(s.Plan.Levels) > 0 && s.Plan.Levels[0].Streams > 0 }
+
+// varied names what the levels vary.
+func (s *Sweep) varied() string {
+	if s.closed() {
+		return "concurrency"
+	}
+	return "rate"
+}
+
+// flagNames returns the names of all flags of the configs, sorted.
+func (s *Sweep) flagNames() []string {
+	flags := map[string]string{}
+	for _, c := range s.Configs {
+		maps.Copy(flags, c.Flags)
+	}
+	return slices.Sorted(maps.Keys(flags))
+}
 
 // simulated reports whether the file or a server's log says that the server was simulated.
 func (s *Sweep) simulated() bool {

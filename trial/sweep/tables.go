@@ -3,12 +3,10 @@ package sweep
 import (
 	"cmp"
 	"slices"
-	"strconv"
 	"strings"
 
 	"vllmtuner/render"
 	"vllmtuner/trial"
-	"vllmtuner/trial/loadtest"
 )
 
 // A grid is a line of heads and more lines, each with the name of its row first. Its cells are empty where nothing was measured.
@@ -37,11 +35,7 @@ func (s *Sweep) overLoads(corner string, columns []column) grid {
 	}
 	lines := grid{head}
 	for _, level := range s.Plan.Levels {
-		name := strconv.Itoa(level.Streams)
-		if level.Streams == 0 {
-			name = loadtest.RateText(level.Rate)
-		}
-		line := []string{name}
+		line := []string{s.loadWord(level.Load())}
 		for _, c := range columns {
 			line = append(line, c.config.cellAt(level, c.cell))
 		}

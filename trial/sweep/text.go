@@ -67,10 +67,6 @@ func (s *Sweep) WritePlan(w io.Writer) error {
 
 // writeHead says what is measured, and how.
 func (s *Sweep) writeHead(t *render.Text) {
-	load := "rate"
-	if s.closed() {
-		load = "concurrency"
-	}
 	by := strings.Join(s.Command, " ")
 	if name := s.Simulated; name != "" {
 		by = "simulated " + name
@@ -78,7 +74,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 	if s.Simulated == "" && s.simulated() {
 		by += " (simulated)"
 	}
-	t.Item("sweep", "%s: %s x %s x %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), load), render.Count(s.Plan.Requests, "request"), by)
+	t.Item("sweep", "%s: %s x %s x %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), s.varied()), render.Count(s.Plan.Requests, "request"), by)
 	if args := s.Args; len(args) > 0 {
 		t.Item("args", "%s for every config", strings.Join(args, " "))
 	}
@@ -97,13 +93,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 
 // writeConfigs says which flags each config has, and why one could not be measured.
 func (s *Sweep) writeConfigs(t *render.Text) {
-	names := map[string]bool{}
-	for _, c := range s.Configs {
-		for name := range c.Flags {
-			names[name] = true
-		}
-	}
-	short, longest := render.ShortNames(slices.Collect(maps.Keys(names))), s.labelWidth()
+	short, longest := render.ShortNames(s.flagNames()), s.labelWidth()
 	fmt.Fprintf(t, "\n%-*s  %6s  %s\n", longest, "config", "KV GiB", "flags")
 	for i := range s.Configs {
 		c := &s.Configs[i]
