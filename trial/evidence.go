@@ -58,7 +58,6 @@ func NewLongRun(plan workload.Plan) *LongRun {
 	return &LongRun{w, p}
 }
 
-// longRun builds the long run when it is first needed.
 func (r *Runner) longRun() *LongRun {
 	if r.LongRun == nil {
 		r.LongRun = NewLongRun(workload.Plan{Source: r.Source, Seed: r.Seed, Arrivals: r.Arrivals})

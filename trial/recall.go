@@ -63,7 +63,6 @@ type (
 	}
 )
 
-// begin begins a probe.
 func (c *recall) begin() {
 	c.began = c.asks
 	c.asked, c.carried, c.empty = 0, 0, 0
@@ -164,7 +163,6 @@ func (c *recall) hold(b block) {
 	c.latest(slot)
 }
 
-// again uses a held block.
 func (c *recall) again(slot int32) {
 	c.leave(slot)
 	c.latest(slot)

@@ -104,7 +104,6 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 	return s.result, nil
 }
 
-// startServer starts the trial's server.
 func (r *Runner) startServer(ctx context.Context, task Task) (server Server, load Load, err error) {
 	err = task.unlessFinished(ctx, func(ctx context.Context) (err error) {
 		launch := Launch{Number: task.Number, Args: task.Args, Progress: func(step string) { task.progress("%s", step) }}

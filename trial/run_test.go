@@ -248,7 +248,6 @@ func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
 	}
 }
 
-// runTrial runs a trial and returns its result and its new probes.
 func runTrial(t *testing.T, r *Runner, task Task) (result Result, probes []Probe) {
 	t.Helper()
 	task.Record = func(p Probe) error { probes = append(probes, p); return nil }

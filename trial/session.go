@@ -71,12 +71,10 @@ func (s *session) stop(ctx context.Context) error {
 	return err
 }
 
-// note adds a line to the result's notes.
 func (s *session) note(format string, args ...any) {
 	s.result.Notes = append(s.result.Notes, fmt.Sprintf(format, args...))
 }
 
-// send sends an open-loop load.
 func (s *session) send(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	return s.load.Run(ctx, s.cache.recall.watch(schedule), stop)
 }

@@ -163,7 +163,6 @@ func (s sweepRun) inTime(measure func() (Probe, error)) (Probe, error) {
 	return p, err
 }
 
-// offerOf is the load of a level.
 func (s sweepRun) offerOf(l Level) offer {
 	r, o := s.runner, offer{Level: l, planned: s.Requests}
 	if l.Streams > 0 {
@@ -176,7 +175,6 @@ func (s sweepRun) offerOf(l Level) offer {
 	return o
 }
 
-// pause lets the server rest.
 func (s sweepRun) pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil

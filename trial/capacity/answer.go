@@ -138,7 +138,6 @@ func (l *searchState) reconcile(rate float64, c *Capacity) float64 {
 	return rate
 }
 
-// addDoubt adds one more doubt.
 func (c *Capacity) addDoubt(format string, args ...any) {
 	if c.Doubt != "" {
 		c.Doubt += "; "

@@ -81,7 +81,6 @@ type searchState struct {
 	canLocate bool
 }
 
-// add adds one step.
 func (l *searchState) add(step Step) {
 	l.steps = append(l.steps, step)
 	l.low, l.high = bracket(l.steps)
@@ -208,7 +207,6 @@ func (l *searchState) bracketed() bool {
 	return l.low != nil && l.low.Limited == "" && l.high != nil && l.high.Limited == "" && l.high.byRequests()
 }
 
-// precision says how well the capacity is known.
 func (l *searchState) precision() string {
 	e, ok := l.estimate()
 	if !ok {

@@ -165,7 +165,6 @@ func (b *Bench) workload() string {
 	return b.Load.Source.Name()
 }
 
-// rules returns the client's rules for its endpoint.
 func (b *Bench) rules() bench.Rules { return b.Client.Rules.For(b.Client.Endpoint) }
 
 // byRules returns a Stop that applies the rules to the samples and then asks stop.

@@ -134,7 +134,6 @@ func (t *block) verdict(r Result) {
 	}
 }
 
-// failuresText counts the failures by kind in one line.
 func failuresText(m bench.Measurement) string {
 	var words []string
 	for _, kind := range slices.Sorted(maps.Keys(m.Failures)) {

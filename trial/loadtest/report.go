@@ -73,7 +73,6 @@ func (o *Report) openFile(write func(*os.File) error) error {
 	return errors.Join(write(f), f.Close())
 }
 
-// add reports one run.
 func (o *Report) add(r Result) error {
 	o.rows++
 	if r.Measurement.Completed == 0 {

@@ -82,7 +82,6 @@ func (f finding) covered(truth float64) (hit, of int) {
 	return hit, of
 }
 
-// mean returns the mean of a figure over the repetitions.
 func (f finding) mean(of func(answer) float64) float64 {
 	return mean(lo.Map(f.answers, func(a answer, _ int) float64 { return of(a) }))
 }

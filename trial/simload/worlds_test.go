@@ -158,7 +158,6 @@ var (
 	wideGrid = [2]float64{0.2, 50}
 )
 
-// named returns the world with a name.
 func named(tb testing.TB, name string) world {
 	tb.Helper()
 	worlds := namedWorlds(tb)

@@ -56,7 +56,6 @@ func (s *Sweep) varied() string {
 	return "rate"
 }
 
-// flagNames returns the names of all flags of the configs, sorted.
 func (s *Sweep) flagNames() []string {
 	flags := map[string]string{}
 	for _, c := range s.Configs {
@@ -86,7 +85,6 @@ func (s *Sweep) label(i int) string {
 	return s.Configs[i].Name
 }
 
-// at returns what was measured at a level.
 func (c *Config) at(l trial.Level) (trial.Probe, bool) {
 	i := slices.IndexFunc(c.Probes, func(p trial.Probe) bool { return p.Level() == l })
 	if i < 0 {

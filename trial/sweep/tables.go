@@ -19,7 +19,6 @@ type column struct {
 	cell   cell
 }
 
-// cellAt returns the cell of a level.
 func (c *Config) cellAt(level trial.Level, shown cell) string {
 	if p, ok := c.at(level); ok {
 		return shown(c, p)
@@ -44,7 +43,6 @@ func (s *Sweep) overLoads(corner string, columns []column) grid {
 	return lines
 }
 
-// byConfig returns a table of loads by configs.
 func (s *Sweep) byConfig(corner string, shown cell) grid {
 	var columns []column
 	for i := range s.Configs {

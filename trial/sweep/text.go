@@ -114,7 +114,6 @@ func (s *Sweep) writeConfigs(t *render.Text) {
 	}
 }
 
-// labelWidth is the width of the longest label.
 func (s *Sweep) labelWidth() int {
 	longest := len("config")
 	for i := range s.Configs {
