@@ -163,12 +163,12 @@ func sweepPlan(file *studyfile.File) trial.Sweep {
 }
 
 // chooseConfigs returns the configs named in only, or all if it is empty.
-func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config, err error) {
+func chooseConfigs(file *studyfile.File, only []string) (configs []*sweep.Config, err error) {
 	var names []string
 	for i, c := range file.Sweep.Configs {
 		names = append(names, c.Name)
 		if len(only) == 0 || slices.Contains(only, c.Name) {
-			configs = append(configs, sweep.Config{
+			configs = append(configs, &sweep.Config{
 				Name: c.Name, Description: c.Description, Flags: studyfile.ConfigFlags(c), Args: file.ConfigArgs(c), Number: i,
 			})
 		}

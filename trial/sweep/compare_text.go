@@ -24,7 +24,7 @@ func (s *Sweep) writeStandings(t *render.Text) {
 		case st.Bound == "":
 			rate = "-"
 		}
-		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, s.label(i), rate, st.versus(), strings.ToUpper(st.mark), s.next(&s.Configs[i], st.Capacity))
+		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, s.label(i), rate, st.versus(), strings.ToUpper(st.mark), s.next(s.Configs[i], st.Capacity))
 		if len(st.below) > 0 {
 			var below []string
 			for _, load := range st.below {

@@ -27,8 +27,7 @@ func (s *Sweep) records() [][]string {
 	head := slices.Concat([]string{"config"}, names, []string{maxConcurrent.key, kvCache.key, "simulated", "trouble"})
 	records := [][]string{head}
 	simulated := strconv.FormatBool(s.simulated())
-	for i := range s.Configs {
-		c := &s.Configs[i]
+	for _, c := range s.Configs {
 		for _, p := range c.Probes {
 			_, values := loadtest.Record(loadtest.ResultOf(p))
 			records = append(records, slices.Concat([]string{c.Name}, values, []string{maxConcurrent.programs(c, p), c.kvCache(), simulated, ""}))
@@ -50,12 +49,12 @@ func (c *Config) kvCache() string { return kvCache.people(c, trial.Probe{}) }
 func (s *Sweep) WriteFiles(dir string) error {
 	files := map[string][][]string{"configs": s.configRecords(), "winners": s.winnerRecords(), "slo_targets": s.targetRecords()}
 	if s.closed() {
-		for i := range s.Configs {
+		for _, c := range s.Configs {
 			name := "sweep"
 			if len(s.Configs) > 1 {
-				name = s.Configs[i].Name + "_sweep"
+				name = c.Name + "_sweep"
 			}
-			files[name] = s.loopRecords(&s.Configs[i])
+			files[name] = s.loopRecords(c)
 		}
 	} else {
 		for _, f := range gridFigures {

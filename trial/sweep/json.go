@@ -52,7 +52,7 @@ func (s *Sweep) WriteJSON(w io.Writer) error {
 		Cache: s.Cache, Requests: s.Plan.Requests, Baseline: s.Configs[0].Name, Summary: s.conclusion(), Ranking: s.ranking(), Limits: s.limits(),
 	}
 	for i, st := range s.compare().all {
-		c := &s.Configs[i]
+		c := s.Configs[i]
 		d := configDocument{
 			Name: c.Name, Description: c.Description, Args: c.Args, Complete: len(c.Probes) == len(s.Plan.Levels),
 			Trouble: c.trouble(), Class: c.Result.Class, Evidence: c.Result.Evidence, Highest: st.Capacity, Below: append([]float64{}, st.below...),

@@ -16,14 +16,14 @@ import (
 func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, finish <-chan struct{}, w io.Writer) error {
 	progress := newProgress(s, w)
 	defer progress.shown.End()
-	for i := range s.Configs {
+	for _, c := range s.Configs {
 		select {
 		case <-finish:
 			return trial.ErrInterrupted
 		default:
 		}
-		if err := s.measureConfig(ctx, runner, &s.Configs[i], finish, progress); err != nil {
-			return fmt.Errorf("config %s: %w", s.Configs[i].Name, err)
+		if err := s.measureConfig(ctx, runner, c, finish, progress); err != nil {
+			return fmt.Errorf("config %s: %w", c.Name, err)
 		}
 	}
 	return nil

@@ -21,7 +21,7 @@ func newProgress(s *Sweep, w io.Writer) *progress {
 }
 
 // config is the config that is being measured.
-func (p *progress) config() *Config { return &p.Configs[p.begun-1] }
+func (p *progress) config() *Config { return p.Configs[p.begun-1] }
 
 // loads is how many loads were measured, or given up with an earlier server; all is how many there are.
 func (p *progress) loads() (done, all int) {

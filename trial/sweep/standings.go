@@ -119,9 +119,9 @@ func (s *Sweep) ranking() string {
 	var entries []entry
 	for _, l := range s.Plan.Levels {
 		var there []entry
-		for i := range s.Configs {
-			if p, ok := s.Configs[i].at(l); ok {
-				there = append(there, entry{s.Configs[i].Name, p})
+		for _, c := range s.Configs {
+			if p, ok := c.at(l); ok {
+				there = append(there, entry{c.Name, p})
 			}
 		}
 		if len(there) > 1 && len(there) >= len(entries) { // a config that died at a higher level is ranked at this one

@@ -28,7 +28,7 @@ type Sweep struct {
 	Plan      trial.Sweep   // what each server goes through
 	StartUp   time.Duration // of a server, estimated beforehand
 	Marks     []string      // notes that hold for all configs
-	Configs   []Config      // in the order of the file; the first is the baseline
+	Configs   []*Config     // in the order of the file; the first is the baseline
 
 	begun int // how many configs were begun; the last of them may not be done
 }
@@ -66,7 +66,7 @@ func (s *Sweep) flagNames() []string {
 
 // simulated reports whether the file or a server's log says that the server was simulated.
 func (s *Sweep) simulated() bool {
-	return s.Simulated != "" || slices.ContainsFunc(s.Configs, func(c Config) bool { return c.Result.Facts.Simulated })
+	return s.Simulated != "" || slices.ContainsFunc(s.Configs, func(c *Config) bool { return c.Result.Facts.Simulated })
 }
 
 // Begun reports whether there is anything to report.
@@ -74,7 +74,7 @@ func (s *Sweep) Begun() bool { return s.begun > 0 }
 
 // measuredAny reports whether any load was measured.
 func (s *Sweep) measuredAny() bool {
-	return slices.ContainsFunc(s.Configs, func(c Config) bool { return len(c.Probes) > 0 })
+	return slices.ContainsFunc(s.Configs, func(c *Config) bool { return len(c.Probes) > 0 })
 }
 
 // label is the name of a config, with a mark at the baseline.

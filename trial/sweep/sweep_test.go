@@ -20,7 +20,7 @@ func swept(letters ...string) *Sweep {
 		SLO: slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}, {Metric: slo.TPOT, Percentile: 95, Max: 60 * time.Millisecond}}},
 	}
 	for i := range letters {
-		s.Configs = append(s.Configs, Config{Name: string(rune('a' + i)), Number: i})
+		s.Configs = append(s.Configs, &Config{Name: string(rune('a' + i)), Number: i})
 	}
 	s.setRows(letters...)
 	return s
@@ -29,7 +29,7 @@ func swept(letters ...string) *Sweep {
 // setRows replaces what was measured.
 func (s *Sweep) setRows(letters ...string) {
 	for i, word := range letters {
-		c := &s.Configs[i]
+		c := s.Configs[i]
 		c.Result.Outcome, c.Probes = trial.Measured, nil
 		for j, letter := range word {
 			if letter == '.' {

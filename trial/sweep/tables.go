@@ -45,8 +45,8 @@ func (s *Sweep) overLoads(corner string, columns []column) grid {
 
 func (s *Sweep) byConfig(corner string, shown cell) grid {
 	var columns []column
-	for i := range s.Configs {
-		columns = append(columns, column{s.Configs[i].Name, &s.Configs[i], shown})
+	for _, c := range s.Configs {
+		columns = append(columns, column{c.Name, c, shown})
 	}
 	return s.overLoads(corner, columns)
 }
@@ -73,13 +73,13 @@ func (s *Sweep) loopRecords(c *Config) grid {
 // detail returns a table of all figures by configs at one level. as writes a figure for people, or for programs.
 func (s *Sweep) detail(corner string, level trial.Level, as func(figure, *Config, trial.Probe) string) grid {
 	lines := grid{{corner}}
-	for i := range s.Configs {
-		lines[0] = append(lines[0], s.Configs[i].Name)
+	for _, c := range s.Configs {
+		lines[0] = append(lines[0], c.Name)
 	}
 	for _, f := range detailFigures {
 		line := []string{f.title}
-		for i := range s.Configs {
-			line = append(line, s.Configs[i].cellAt(level, func(c *Config, p trial.Probe) string { return as(f, c, p) }))
+		for _, c := range s.Configs {
+			line = append(line, c.cellAt(level, func(c *Config, p trial.Probe) string { return as(f, c, p) }))
 		}
 		lines = append(lines, line)
 	}

@@ -23,8 +23,8 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		return t.Flush(w)
 	}
 	if s.closed() {
-		for i := range s.Configs {
-			t.Grid(s.loopTable(&s.Configs[i]).table(s.label(i) + " (latencies in ms)"))
+		for i, c := range s.Configs {
+			t.Grid(s.loopTable(c).table(s.label(i) + " (latencies in ms)"))
 		}
 	} else {
 		for _, f := range gridFigures {
@@ -95,8 +95,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 func (s *Sweep) writeConfigs(t *render.Text) {
 	short, longest := render.ShortNames(s.flagNames()), s.labelWidth()
 	fmt.Fprintf(t, "\n%-*s  %6s  %s\n", longest, "config", "KV GiB", "flags")
-	for i := range s.Configs {
-		c := &s.Configs[i]
+	for i, c := range s.Configs {
 		flags := make([]string, 0, len(c.Flags))
 		for _, name := range slices.Sorted(maps.Keys(c.Flags)) {
 			flags = append(flags, short[name]+"="+c.Flags[name])
@@ -128,8 +127,7 @@ func (s *Sweep) writeNotes(t *render.Text) {
 	if s.simulated() {
 		notes = append(notes, "simulated: no GPU is behind these figures")
 	}
-	for i := range s.Configs {
-		c := &s.Configs[i]
+	for i, c := range s.Configs {
 		for _, note := range c.Result.Notes {
 			if i > 0 && slices.Contains(s.Marks, note) {
 				continue
