@@ -79,8 +79,8 @@ func (c *prefixCache) prepare(ctx context.Context, server Server) error {
 	return err
 }
 
-// draw returns the number of a probe's draw. A repetition sends other requests, because the cache holds those of the
-// first attempt. Under Reset it sends the same requests, because the cache is empty.
+// draw returns the number of a probe's draw. A repetition sends other requests, because the cache holds the requests of
+// the first attempt. Under Reset it sends the same requests, because the cache is empty.
 func (c *prefixCache) draw(seq int, again bool) int {
 	if again && c.protocol != Reset {
 		return seq + repeatedDraws

@@ -14,7 +14,9 @@ const reach = 80 * time.Second
 
 // Evidence says for each request of a probe which load it met and whether it broke a limit. The load follows from the
 // schedule of the draw alone. The evidence is nil if a limit is not judged request by request.
-func (l *LongRun) Evidence(schedule workload.Schedule, rate float64, draw int, s slo.SLO, v slo.Verdict) *capacity.Evidence {
+func (l *LongRun) Evidence(
+	schedule workload.Schedule, rate float64, draw int, s slo.SLO, v slo.Verdict,
+) *capacity.Evidence {
 	e := &capacity.Evidence{Rate: rate, Draw: draw}
 	for a := range workload.Before(schedule, reach) {
 		switch a.Phase {

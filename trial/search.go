@@ -21,7 +21,10 @@ type searchRun struct {
 }
 
 func newSearchRun(s *session) *searchRun {
-	return &searchRun{session: s, drafts: drafts{runner: s.runner, kvCacheGiB: s.result.Facts.KVCacheGiB}, worst: worstCase{session: s}}
+	return &searchRun{
+		session: s, worst: worstCase{session: s},
+		drafts: drafts{runner: s.runner, kvCacheGiB: s.result.Facts.KVCacheGiB},
+	}
 }
 
 // run warms the server up, searches for the capacity, and tries the server with the largest load that it admits.
@@ -133,9 +136,9 @@ func (p Probe) Outcome() capacity.Outcome {
 	}
 }
 
-// plan is the load of the probe with that draw. Each probe has a draw of its own, for no draw is like the long run: one
-// has more bursts than another. And no probe finds its own requests in the cache, left there by the probe before. Every
-// trial has the same draws, so that two trials differ by their servers alone.
+// plan is the load of the probe with a draw. Each probe has a draw of its own. A single draw would have more or fewer
+// bursts than the long run, and later probes would find their own requests in the cache. Every trial has the same draws,
+// so two trials differ by their servers alone.
 func (t *searchRun) plan(draw int, rate float64) workload.Plan {
 	r := t.runner
 	return workload.Plan{

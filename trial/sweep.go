@@ -89,7 +89,7 @@ func Steps(probes []Probe) []capacity.Step {
 // Sweep measures a fixed list of loads on one server, with the Runner's server, workload and SLO. If s.Reset is set, it
 // empties the cache before each level; otherwise the cache carries over. The capacity is the load of the grid that
 // capacity.Highest returns. If the server fails or the sweep is interrupted, the capacity comes from the levels
-// measured so far. The errors are those of Run.
+// measured so far. Sweep returns the same errors as Run.
 func (r *Runner) Sweep(ctx context.Context, task Task, s Sweep) (Result, error) {
 	return r.onServer(ctx, task, func(ctx context.Context, on *session) (capacity.Capacity, error) {
 		return sweepRun{on, s}.run(ctx)

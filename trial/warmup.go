@@ -150,7 +150,7 @@ func (w warmUp) primeUntilSteady(ctx context.Context) error {
 	return nil
 }
 
-// latencies are those of the requests of a piece, in milliseconds; 0 when nothing was completed.
+// latencies describes the requests of one piece of the warm-up, in milliseconds; 0 when no request was completed.
 type latencies struct{ ttft, tpot quantiles }
 
 type quantiles struct{ min, quarter, median float64 }
@@ -181,7 +181,7 @@ func (l latencies) fellFrom(before latencies) bool {
 	return l.ttft.median < ttftFall*before.ttft.min || l.tpot.median < tpotFall*before.tpot.quarter
 }
 
-// counted moves a load into the window, for only the window records latencies.
+// counted moves a load into the window, because only the window records latencies.
 func counted(schedule workload.Schedule) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for a := range schedule {

@@ -5,8 +5,8 @@ import "math"
 // A Comparison says how much higher one capacity is than another, and how sure that is.
 type Comparison struct {
 	Ratio   float64 `json:"ratio"`    // of the two rates
-	Lowest  float64 `json:"lowest"`   // 95 % interval of the ratio
-	Highest float64 `json:"highest"`  // likewise
+	Lowest  float64 `json:"lowest"`   // lower end of the ratio's 95 % interval
+	Highest float64 `json:"highest"`  // upper end
 	Better  float64 `json:"p_better"` // probability that the first is the higher one
 
 	stdErr float64 // of ln Ratio

@@ -252,8 +252,8 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 }
 
 // modelError is the standard error of a fit's z at the boundary that no number of requests reduces, because the share of
-// slow requests is no exact function of the load around them. With this figure the intervals of long measurements on simulated servers were as
-// wide as their errors.
+// slow requests is no exact function of the load around them. With this figure the intervals of long measurements on
+// simulated servers were as wide as their errors.
 const modelError = 0.16
 
 // stdErrWith is the standard error of an estimate with this information and this number of bursts.

@@ -12,7 +12,7 @@ import (
 type Population struct {
 	Due    []float64 // seconds, ascending
 	Prompt []float64 // size of each prompt, in the order of Due
-	Answer []float64 // likewise of the answers
+	Answer []float64 // size of each answer, in the order of Due
 
 	mu    sync.Mutex
 	known map[window]fluctuation

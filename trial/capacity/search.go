@@ -237,8 +237,8 @@ func (l *searchState) narrow() (rate float64, why string) {
 	return rate, ""
 }
 
-// stride is the factor of the next gallop step. It grows from step to step. It stays small where a search lost its
-// bracket to later verdicts, for the boundary is then near.
+// stride is the factor of the next gallop step. It grows from step to step. It stays small once later verdicts have undone
+// a bracket, because the boundary is then near.
 func (l *searchState) stride() float64 {
 	if l.narrowed > 0 {
 		return l.Factor

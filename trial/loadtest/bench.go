@@ -126,7 +126,10 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 		return Result{}, err
 	}
 	scope := b.scope(planned, run)
-	r := Result{Run: planned, Measurement: bench.Measure(run, scope), scope: scope, samples: run.Samples, took: run.Elapsed, stopped: run.Stopped}
+	r := Result{
+		Run: planned, Measurement: bench.Measure(run, scope), scope: scope, samples: run.Samples,
+		took: run.Elapsed, stopped: run.Stopped,
+	}
 	if b.SLO != nil && run.Tally == nil {
 		n := planned.planned
 		if b.Load.Live { // n conversations were planned, and their turns are judged

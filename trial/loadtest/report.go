@@ -102,10 +102,11 @@ func (o *Report) add(r Result) error {
 	return writeBlock(o.Out, r, fmt.Sprintf("%s, seed %d", o.Bench.workload(), o.Bench.Load.Seed))
 }
 
-// document writes a result for programs: to the result file, and in JSON or YAML to the output.
+// document writes a result for programs: to the result file, and in JSON or YAML to the output. In the file each result
+// takes one line, as vllm bench serve --append-result writes it.
 func (o *Report) document(v any) error {
 	if o.File != "" {
-		if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil { // in one line, as with --append-result of vllm bench serve
+		if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil {
 			return fmt.Errorf("write the result file: %w", err)
 		}
 	}

@@ -81,7 +81,9 @@ func (r Result) outcome() capacity.Outcome {
 // stage is how far the run is.
 func (r Run) stage(at bench.Progress) render.Stage {
 	step := r.step(at)
-	s := render.Stage{Head: r.String(), Step: step, Plain: fmt.Sprintf("%s  %s", r, step), Share: float64(at.Ended) / float64(max(1, r.planned))}
+	s := render.Stage{
+		Head: r.String(), Share: float64(at.Ended) / float64(max(1, r.planned)), Step: step, Plain: fmt.Sprintf("%s  %s", r, step),
+	}
 	switch {
 	case r.window > 0:
 		length := r.leadIn + r.window

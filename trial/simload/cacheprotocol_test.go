@@ -325,7 +325,9 @@ func TestCacheProtocols(t *testing.T) {
 	fmt.Fprintf(&b, "\n### Which configuration is the best\n\n%s with utilization %s, all at %.3g req/s: their order by the share of broken requests, and how often one draw\n"+
 		"tells neighbours in the true order.\n\n| priming | lead-in | order, with shares | right, %% of draws |\n|---|---|---|---|\n", w.name, strings.Join(ranked, ", "), rankRate*w.guess)
 	var truth []string
-	for _, c := range []protocolCell{longCell, {unprimed, 0, true}, {unprimed, 60 * time.Second, true}, {once, 0, true}, {once, 30 * time.Second, true}, defaultCell} {
+	for _, c := range []protocolCell{
+		longCell, {unprimed, 0, true}, {unprimed, 60 * time.Second, true}, {once, 0, true}, {once, 30 * time.Second, true}, defaultCell,
+	} {
 		order, shares, right := w.rank(t, c, rankRate*w.guess, draws, truth)
 		if c == longCell {
 			truth = order

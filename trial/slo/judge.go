@@ -201,8 +201,8 @@ func endedEarly(samples []bench.Sample, planned int) bool {
 	return len(samples) < planned || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.End == 0 })
 }
 
-// undecide marks the requests that began too late before an early end to tell. Of these the quick ones have ended and
-// the slow ones have not, so the quick ones alone would count. A request counts if it had the time to break its limit.
+// undecide marks the requests that an early end leaves undecided, because they had no time to break their limit. Quick
+// requests among them have ended and slow ones have not, so a count of the ended ones would be too favourable.
 func (l Limit) undecide(each []byte, samples []bench.Sample, now time.Duration) {
 	for i := range samples {
 		s := &samples[i]

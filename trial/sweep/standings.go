@@ -35,7 +35,7 @@ func (s standing) versus() string {
 type comparison struct {
 	all   []standing
 	best  []int // those with the highest load; several are a tie
-	rival int   // a config that might reach the best, because a late load generator hid its highest load; -1 if there is none
+	rival int   // a config that might reach the best; a late load generator hid its highest load; -1 if there is none
 }
 
 // compare compares the configs. A winner is better than all other configs, the baseline included. It does not compare a config
@@ -62,7 +62,9 @@ func (s *Sweep) compare() comparison {
 		if st.Limited == "" || len(c.best) == 1 && st.Rate == top {
 			return false
 		}
-		return slices.ContainsFunc(s.Plan.Levels, func(l trial.Level) bool { return (st.High == 0 || l.Load() < st.High) && l.Load() >= top })
+		return slices.ContainsFunc(s.Plan.Levels, func(l trial.Level) bool {
+			return (st.High == 0 || l.Load() < st.High) && l.Load() >= top
+		})
 	})
 	for _, i := range c.best {
 		switch {
