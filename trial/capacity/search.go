@@ -339,10 +339,7 @@ func (s Search) round(rate float64) float64 { return max(s.Min, min(s.Max, Three
 
 // ThreeDigits keeps three significant digits of a rate.
 func ThreeDigits(rate float64) float64 {
-	rounded, err := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64)
-	if err != nil { // cannot happen: FormatFloat wrote the text
-		return rate
-	}
+	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64) // FormatFloat wrote the text, so it is a number
 	return rounded
 }
 
