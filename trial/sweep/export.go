@@ -50,7 +50,8 @@ func (c *Config) kvCache() string { return kvCache.people(c, trial.Probe{}) }
 
 // WriteFiles writes each table as a CSV file of its own, in the layout of manual sweeps. The name of the study begins its name.
 func (s *Sweep) WriteFiles(dir string) error {
-	files := map[string][][]string{"configs": s.configRecords(), "winners": s.winnerRecords(), "slo_targets": s.targetRecords()}
+	c := s.compare()
+	files := map[string][][]string{"configs": s.configRecords(), "winners": c.winnerRecords(), "slo_targets": s.targetRecords()}
 	if s.closed() {
 		for _, c := range s.Configs {
 			name := "sweep"
@@ -64,7 +65,7 @@ func (s *Sweep) WriteFiles(dir string) error {
 			files[f.key] = s.byConfig("rate_rps", f.programs)
 		}
 		files["slo"] = s.byConfig("rate_rps", verdictCell)
-		level, _ := s.detailLevel()
+		level, _ := c.detailLevel()
 		files["baseline_detail"] = s.detail("metric", level, figure.programs)
 	}
 	var errs []error
@@ -100,23 +101,23 @@ func (s *Sweep) configRecords() [][]string {
 	return records
 }
 
-func (s *Sweep) winnerRecords() [][]string {
+func (c comparison) winnerRecords() [][]string {
 	load := "max_slo_rate_rps"
-	if s.closed() {
+	if c.closed() {
 		load = "max_slo_concurrency"
 	}
 	records := [][]string{{"label", "winner_mark", load, "capacity_vs_baseline_pct"}}
 	marks := map[string]string{"winner": "yes", "tie": "tie", "": "no"}
-	for i, st := range s.compare().all {
+	for i, st := range c.all {
 		rate := ""
 		if st.Met() {
-			rate = s.loadWord(st.Rate)
+			rate = c.loadWord(st.Rate)
 		}
 		percent := ""
 		if st.known {
 			percent = render.Signed(100 * st.gain)
 		}
-		records = append(records, []string{s.Configs[i].Name, marks[st.mark], rate, percent})
+		records = append(records, []string{c.Configs[i].Name, marks[st.mark], rate, percent})
 	}
 	return records
 }
@@ -168,11 +169,12 @@ type configDocument struct {
 
 // WriteJSON writes the sweep as one JSON object, without the series of its probes.
 func (s *Sweep) WriteJSON(w io.Writer) error {
+	compared := s.compare()
 	doc := document{
 		Name: s.Name, Model: s.Model, Simulated: s.Simulated, Workload: s.Workload, Seed: s.Seed, SLO: s.SLO.String(),
-		Cache: s.Cache, Requests: s.Plan.Requests, Baseline: s.Configs[0].Name, Summary: s.conclusion(), Ranking: s.ranking(), Limits: s.limits(),
+		Cache: s.Cache, Requests: s.Plan.Requests, Baseline: s.Configs[0].Name, Summary: compared.conclusion(), Ranking: s.ranking(), Limits: compared.limits(),
 	}
-	for i, st := range s.compare().all {
+	for i, st := range compared.all {
 		c := s.Configs[i]
 		d := configDocument{
 			Name: c.Name, Description: c.Description, Args: c.Args, Complete: len(c.Probes) == len(s.Plan.Levels),

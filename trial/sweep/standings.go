@@ -31,8 +31,9 @@ func (s standing) versus() string {
 	return render.Percent(s.gain)
 }
 
-// A comparison has the standings of all configs in their order, and says which of them are best.
+// A comparison is a sweep with the standings of its configs in their order. It says which of them are best.
 type comparison struct {
+	*Sweep
 	all   []standing
 	best  []int // those with the highest load; several are a tie
 	rival int   // a config that might reach the best; a late load generator hid its highest load; -1 if there is none
@@ -41,7 +42,7 @@ type comparison struct {
 // compare compares the configs. A winner is better than all other configs, the baseline included. It does not compare a config
 // whose highest load the load generator hid. There is no winner if such a config might reach the winner's load.
 func (s *Sweep) compare() comparison {
-	c := comparison{all: make([]standing, len(s.Configs))}
+	c := comparison{Sweep: s, all: make([]standing, len(s.Configs))}
 	top := 0.0
 	for i := range c.all {
 		st, base := &c.all[i], &c.all[0]
@@ -79,12 +80,11 @@ func (s *Sweep) compare() comparison {
 }
 
 // conclusion says in a sentence which config won.
-func (s *Sweep) conclusion() string {
-	c := s.compare()
-	best := func() string { return loadtest.LoadText(c.all[c.best[0]].Rate, s.closed()) }
+func (c comparison) conclusion() string {
+	best := func() string { return loadtest.LoadText(c.all[c.best[0]].Rate, c.closed()) }
 	switch {
 	case c.rival >= 0:
-		return fmt.Sprintf("No winner can be named: the load generator was late for %s, so its highest load is not known; %s.", s.Configs[c.rival].Name, loadtest.MoreCores)
+		return fmt.Sprintf("No winner can be named: the load generator was late for %s, so its highest load is not known; %s.", c.Configs[c.rival].Name, loadtest.MoreCores)
 	case len(c.best) == 0:
 		return "No config kept the SLO at any load."
 	case len(c.best) > 1 && c.best[0] == 0:
@@ -97,7 +97,7 @@ func (s *Sweep) conclusion() string {
 		return ""
 	}
 	winner, base := c.all[c.best[0]], c.all[0]
-	name := s.Configs[c.best[0]].Name
+	name := c.Configs[c.best[0]].Name
 	switch {
 	case base.Limited != "":
 		return fmt.Sprintf("%s alone reaches %s.", name, best())
@@ -153,21 +153,21 @@ func (s *Sweep) ranking() string {
 }
 
 // limits says what the tables of this sweep cannot tell.
-func (s *Sweep) limits() []string {
-	c, texts := s.compare(), []string{}
-	if text := s.gridLimit(c.all); text != "" {
+func (c comparison) limits() []string {
+	texts := []string{}
+	if text := c.gridLimit(); text != "" {
 		texts = append(texts, text)
 	}
 	if len(c.best) > 1 && c.rival < 0 {
 		texts = append(texts, fmt.Sprintf("Ties: %d of %d configs share the highest load, and the grid does not order them.", len(c.best), len(c.all)))
 	}
-	texts = append(texts, s.drawLimit())
-	if s.Cache == trial.Carried {
+	texts = append(texts, c.drawLimit())
+	if c.Cache == trial.Carried {
 		texts = append(texts, "The cache: each load finds the prompts of earlier loads in the prefix cache, so another order or another first load gives other figures.")
 	} else {
 		texts = append(texts, "The cache: each load begins with an empty prefix cache, as no server in production does.")
 	}
-	if s.closed() {
+	if c.closed() {
 		texts = append(texts, "The closed loop: each request waits until an earlier one ends, so no server is asked for more than it can do. That ranks configs cheaply, but measures no capacity. The order misleads where more streams bring no more requests per second, and where TPOT breaks first.")
 	} else {
 		texts = append(texts, "The end: no load follows the last requests. They see an emptying server, so the figures are too good where answers are long.")
@@ -187,9 +187,9 @@ func (s *Sweep) drawLimit() string {
 }
 
 // gridLimit says between which two loads the true highest load of the best config lies; "" where no config has one.
-func (s *Sweep) gridLimit(all []standing) string {
+func (c comparison) gridLimit() string {
 	var best standing
-	for _, st := range all {
+	for _, st := range c.all {
 		if st.Bound == capacity.Exact && st.Rate > best.Rate {
 			best = st
 		}
@@ -198,5 +198,5 @@ func (s *Sweep) gridLimit(all []standing) string {
 		return ""
 	}
 	return fmt.Sprintf("The grid: nothing was measured between %s and %s. A highest load of %s may really be up to %.0f %% higher, and the difference between two configs may be off by as much.",
-		s.loadWord(best.Low), s.loadWord(best.High), s.loadWord(best.Low), 100*(best.High/best.Low-1))
+		c.loadWord(best.Low), c.loadWord(best.High), c.loadWord(best.Low), 100*(best.High/best.Low-1))
 }

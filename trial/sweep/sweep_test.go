@@ -73,7 +73,8 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	} {
 		s := swept(row.letters...)
 		var marks, versus []string
-		for _, st := range s.compare().all {
+		c := s.compare()
+		for _, st := range c.all {
 			if st.mark == "" {
 				st.mark = "-"
 			}
@@ -82,10 +83,10 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		if got := strings.Join(marks, " "); got != row.marks || strings.Join(versus, " ") != row.versus {
 			t.Errorf("%s: %s and %s, want %s and %s", row.name, got, strings.Join(versus, " "), row.marks, row.versus)
 		}
-		if got := s.conclusion(); got != row.conclusion {
+		if got := c.conclusion(); got != row.conclusion {
 			t.Errorf("%s: %q, want %q", row.name, got, row.conclusion)
 		}
-		if got := strings.Join(s.limits(), "\n"); !strings.Contains(got, row.limits) || strings.Contains(got, "Ties") != strings.Contains(row.marks, "tie") {
+		if got := strings.Join(c.limits(), "\n"); !strings.Contains(got, row.limits) || strings.Contains(got, "Ties") != strings.Contains(row.marks, "tie") {
 			t.Errorf("%s: cannot tell\n%s\nwant %q", row.name, got, row.limits)
 		}
 	}
@@ -95,7 +96,7 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		t.Errorf("drawLimit of one request = %q", got)
 	}
 	var t2 render.Text
-	swept("pff", "pfp").writeStandings(&t2)
+	swept("pff", "pfp").compare().writeStandings(&t2)
 	if !strings.Contains(t2.String(), "    not monotone: it failed at 2.00, below its highest\n") {
 		t.Errorf("the verdicts are not monotone, and the text does not say so:\n%s", &t2)
 	}

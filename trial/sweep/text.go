@@ -34,14 +34,15 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		}
 		t.Grid(s.byConfig("rate", verdictCell).table("SLO: " + s.SLO.String()))
 	}
-	s.writeStandings(&t)
+	c := s.compare()
+	c.writeStandings(&t)
 	if !s.closed() {
-		level, why := s.detailLevel()
+		level, why := c.detailLevel()
 		t.Grid(s.detail("", level, figure.people).table(fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why)))
 	}
 	s.writeNotes(&t)
 	t.WriteString("\nWhat these tables cannot tell\n")
-	for _, text := range s.limits() {
+	for _, text := range c.limits() {
 		t.Paragraph("- "+text, "  ")
 	}
 	return t.Flush(w)
@@ -151,30 +152,30 @@ func (s *Sweep) writeNotes(t *render.Text) {
 }
 
 // writeStandings names the highest load of each config within the SLO.
-func (s *Sweep) writeStandings(t *render.Text) {
-	longest, what := s.labelWidth(), s.varied()
+func (c comparison) writeStandings(t *render.Text) {
+	longest, what := c.labelWidth(), c.varied()
 	fmt.Fprintf(t, "\nHighest %s within the SLO\n%-*s %11s %8s %7s  %s\n", what, longest, "config", what, "vs base", "", "next on the grid")
-	for i, st := range s.compare().all {
+	for i, st := range c.all {
 		rate := "none"
 		switch {
 		case st.Met():
-			rate = s.loadWord(st.Rate)
+			rate = c.loadWord(st.Rate)
 		case st.Bound == "":
 			rate = "-"
 		}
-		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, s.label(i), rate, st.versus(), strings.ToUpper(st.mark), s.next(s.Configs[i], st.Capacity))
+		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, c.label(i), rate, st.versus(), strings.ToUpper(st.mark), c.next(c.Configs[i], st.Capacity))
 		if len(st.below) > 0 {
 			var below []string
 			for _, load := range st.below {
-				below = append(below, s.loadWord(load))
+				below = append(below, c.loadWord(load))
 			}
 			t.Paragraph(fmt.Sprintf("    not monotone: it failed at %s, below its highest", strings.Join(below, ", ")), "      ")
 		}
 	}
-	if text := s.conclusion(); text != "" {
+	if text := c.conclusion(); text != "" {
 		t.Paragraph(text, "")
 	}
-	if text := s.ranking(); text != "" {
+	if text := c.ranking(); text != "" {
 		t.Paragraph(text, "  ")
 	}
 }
@@ -205,15 +206,15 @@ func (s *Sweep) next(c *Config, h capacity.Capacity) string {
 }
 
 // detailLevel is the level of the detail table: the highest of the baseline, or the lowest of all where the baseline has none.
-func (s *Sweep) detailLevel() (level trial.Level, why string) {
-	base := s.compare().all[0]
-	for _, l := range s.Plan.Levels {
+func (c comparison) detailLevel() (level trial.Level, why string) {
+	base := c.all[0]
+	for _, l := range c.Plan.Levels {
 		if base.Met() && l.Load() == base.Rate {
 			return l, "the baseline's highest rate"
 		}
 	}
 	if base.Limited != "" {
-		return s.Plan.Levels[0], "the lowest rate; the load generator was late for the baseline"
+		return c.Plan.Levels[0], "the lowest rate; the load generator was late for the baseline"
 	}
-	return s.Plan.Levels[0], "the lowest rate; the baseline kept the SLO nowhere"
+	return c.Plan.Levels[0], "the lowest rate; the baseline kept the SLO nowhere"
 }
