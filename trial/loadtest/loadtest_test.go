@@ -106,6 +106,12 @@ func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "of the 130 that were completed they are 68.1 and - ms") {
 		t.Errorf("the row does not show both figures:\n%s", text)
 	}
+	none := r
+	none.Measurement = bench.Measurement{}
+	out.Reset()
+	if err := o.writeRow(none); err != nil || !strings.HasPrefix(strings.Join(strings.Fields(out.String()), " "), "20 0.00 0 - 196 - - - - 0 failed") {
+		t.Errorf("where no request was completed, the row is %v\n%s\nwant the p99 that the verdict used, and no other latency", err, &out)
+	}
 	late := r
 	late.Verdict, late.Limited = &slo.Verdict{Pass: true, ClientLimited: "late"}, "late"
 	if word := VerdictWord(late); word != "client-limited" {
