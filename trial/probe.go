@@ -119,7 +119,7 @@ func (s *session) recorded(measure func() (Probe, error)) (Probe, error) {
 	began := time.Now()
 	p, err := measure()
 	if err != nil {
-		s.result.GPUTime += time.Since(began) // a probe that fails costs time too
+		s.result.GPUTime += max(p.GPUTime, time.Since(began)) // a probe that fails costs time too
 		return p, err
 	}
 	if err := s.task.Record(p); err != nil {
@@ -157,13 +157,9 @@ func (s *session) verified(measure func(again bool) (Probe, error)) (Probe, erro
 func (s *session) repeat(first Probe, why string, measure func() (Probe, error)) (Probe, error) {
 	s.task.progress("again: %s", why)
 	p, err := measure()
-	if err != nil {
-		s.result.GPUTime += first.GPUTime
-		return p, err
-	}
 	p.GPUTime += first.GPUTime
 	p.Replaced += first.GPUTime
-	return p, nil
+	return p, err
 }
 
 // speculation is what was drafted and accepted between two readings of the counters; nil when nothing was.
