@@ -17,9 +17,9 @@ type drafts struct {
 }
 
 // rejectedDrafts is the error of a server that accepts hardly any of its drafts.
-type rejectedDrafts struct{ diagnosis string }
+type rejectedDrafts string
 
-func (e *rejectedDrafts) Error() string { return e.diagnosis }
+func (e rejectedDrafts) Error() string { return string(e) }
 
 // judge adds the drafts of a load; nil means none. Once enough were drafted, it returns an error if too few were
 // accepted, which ends the trial. It judges once, so that a resumed trial judges the same drafts as an uninterrupted one.
@@ -37,7 +37,7 @@ func (d *drafts) judge(more *Speculation) error {
 	if d.Accepted >= d.runner.MinAcceptance*d.Tokens {
 		return nil
 	}
-	return &rejectedDrafts{d.diagnosis()}
+	return rejectedDrafts(d.diagnosis())
 }
 
 // lacking says how many drafted tokens a judgement still needs, or nothing.

@@ -134,8 +134,11 @@ func bracket(steps []Step) (low, high *Step) {
 // withLate adds the steps with a late load generator to a bracket. A pass raises the lower end. A fail becomes the upper
 // end only if there is no other.
 func withLate(steps []Step, low, high *Step) (*Step, *Step) {
+	inside := func(s *Step) bool {
+		return s.Limited != "" && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate)
+	}
 	for i := range steps {
-		if s := &steps[i]; s.Limited != "" && s.Pass && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate) {
+		if s := &steps[i]; s.Pass && inside(s) {
 			low = s
 		}
 	}
@@ -143,7 +146,7 @@ func withLate(steps []Step, low, high *Step) (*Step, *Step) {
 		return low, high
 	}
 	for i := range steps {
-		if s := &steps[i]; s.Limited != "" && !s.Pass && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate) {
+		if s := &steps[i]; !s.Pass && inside(s) {
 			high = s
 		}
 	}
