@@ -60,7 +60,7 @@ func number(title, key string, digits int, of func(bench.Measurement) float64) f
 	return figure{title, key, func(_ *Config, p trial.Probe) (float64, bool) { return of(p.Measurement), true }, fixed(digits)}
 }
 
-// fixed writes numbers with some digits behind the point.
+// fixed returns a function that writes numbers with some digits behind the point.
 func fixed(digits int) func(float64) string {
 	return func(v float64) string { return strconv.FormatFloat(v, 'f', digits, 64) }
 }
