@@ -87,12 +87,15 @@ func bar(share float64, n int) string {
 	return strings.Repeat("█", full) + strings.Repeat("░", n-full)
 }
 
-// Number writes a figure with three significant digits and without an exponent. It keeps all digits before the point.
-func Number(f float64) string {
-	if math.Abs(f) >= 999.5 {
+// Number writes a figure with three significant digits and without an exponent.
+func Number(f float64) string { return Digits(f, 3) }
+
+// Digits writes a figure with n significant digits and without an exponent. It keeps all digits before the point.
+func Digits(f float64, n int) string {
+	if math.Abs(f) >= math.Pow10(n)-0.5 {
 		return fmt.Sprintf("%.0f", f)
 	}
-	return fmt.Sprintf("%.3g", f)
+	return fmt.Sprintf("%.*g", n, f)
 }
 
 // Milliseconds writes a latency in milliseconds: with one decimal below 100, else with none.

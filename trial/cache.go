@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 
-	"vllmtuner/bench/workload"
 	"vllmtuner/serverctl"
 )
 
@@ -65,14 +64,6 @@ func newPrefixCache(protocol Protocol, kvTokens int) *prefixCache {
 	return c
 }
 
-// watch returns the load, and remembers what it asks.
-func (c *prefixCache) watch(schedule workload.Schedule) workload.Schedule {
-	if c.recall == nil {
-		return schedule
-	}
-	return c.recall.watch(schedule)
-}
-
 // prepare puts the cache into the state in which a probe begins.
 func (c *prefixCache) prepare(ctx context.Context, server Server) error {
 	if c.recall != nil {
@@ -88,8 +79,8 @@ func (c *prefixCache) prepare(ctx context.Context, server Server) error {
 	return err
 }
 
-// draw returns the number of a probe's draw. A repetition sends other requests, because the cache holds those of the
-// first attempt. Under Reset it sends the same requests, because the cache is empty.
+// draw returns the number of a probe's draw. A repetition sends other requests, because the cache holds the requests of
+// the first attempt. Under Reset it sends the same requests, because the cache is empty.
 func (c *prefixCache) draw(seq int, again bool) int {
 	if again && c.protocol != Reset {
 		return seq + repeatedDraws

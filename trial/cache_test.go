@@ -1,13 +1,32 @@
 package trial
 
 import (
+	"context"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 )
+
+// longSource is a workload of more requests than a probe asks. Its prompts fit the cache of 20,000 tokens of useLongSource.
+var longSource = sync.OnceValues(func() (workload.Source, *LongRun) {
+	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 600}, 1)
+	if err != nil {
+		panic(err) // the spec is a constant
+	}
+	even, _ := evenly()
+	return source, NewLongRun(workload.Plan{Source: source, Seed: 1, Arrivals: even.Arrivals})
+})
+
+func useLongSource(r *Runner, s *stub) {
+	r.Source, r.LongRun = longSource()
+	s.kvTokens = 20_000
+}
 
 // A probe counts only if the server's own counters show that its prefix cache was in the protocol's state.
 func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
@@ -17,12 +36,6 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 			return slices.Contains(runs, run)
 		}
 	}
-	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 600}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	even, _ := evenly()
-	longRun := NewLongRun(workload.Plan{Source: source, Seed: 1, Arrivals: even.Arrivals})
 	for _, row := range []struct {
 		name     string
 		protocol Protocol
@@ -45,13 +58,9 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			s := row.server
 			s.capacity = 4.8
-			var probes []Probe
 			r := runner(t, s, row.protocol)
-			r.Source, r.LongRun, s.kvTokens = source, longRun, 20_000 // more requests than a probe asks, and a cache that holds all of them
-			result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
-			if err != nil {
-				t.Fatal(err)
-			}
+			useLongSource(r, s)
+			result, probes := runTrial(t, r, Task{})
 			replaced, spent := 0, 12*time.Second // start and stop
 			for _, did := range s.did {
 				switch did {
@@ -85,6 +94,32 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A sleeper is a stub whose loads take as long as they say.
+type sleeper struct{ *stub }
+
+func (s sleeper) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
+	run, err := s.stub.Run(ctx, schedule, stop)
+	time.Sleep(run.Elapsed)
+	return run, err
+}
+
+// The first attempt of a probe counts once in the GPU time of a trial whose server dies in the second attempt.
+func TestTheTimeOfAFailedRepetitionCountsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &stub{capacity: 4.8, restarted: 4, dieAt: 5} // after two loads of warm-up and one of priming
+		r := runner(t, s, Primed)
+		useLongSource(r, s)
+		r.Start = func(ctx context.Context, l Launch) (Server, Load, error) {
+			_, _, err := s.start(ctx, l)
+			return s, sleeper{s}, err
+		}
+		result, _ := runTrial(t, r, Task{})
+		if want := 10*time.Second + 3*6*time.Second + time.Minute + 2*time.Second; result.Outcome != Infeasible || result.GPUTime.Round(10*time.Second) != want {
+			t.Errorf("%s after %s, want infeasible after about %s: start, three loads, the first attempt, and the stop", result.Outcome, result.GPUTime, want)
+		}
+	})
 }
 
 // A carried cache holds the requests of a probe's first attempt, so the repetition sends other requests. An emptied cache holds

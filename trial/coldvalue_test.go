@@ -43,6 +43,7 @@ func (s sharers) Request(stream workload.Stream, i int) *workload.Request {
 // A teller is a server that answers one request after the other. Its prefix cache keeps every prompt for ever. It records how many
 // tokens the requests of each window found in the cache.
 type teller struct {
+	stub
 	cache        map[uint64]bool
 	foreign      bool // another client fills the cache with the prefixes right after each reset
 	asked, found float64
@@ -110,14 +111,16 @@ func (e *teller) ResetCache(context.Context) error {
 	}
 	return nil
 }
-func (e *teller) Drain(context.Context) (time.Duration, error) { return 0, nil }
-func (e *teller) Exited() <-chan struct{}                      { return nil }
-func (e *teller) Err() error                                   { return nil }
-func (e *teller) Observe(time.Time) func() *serverctl.Series {
-	return func() *serverctl.Series { return nil }
-}
-func (e *teller) Stop(context.Context) (serverctl.Ended, error)       { return serverctl.Ended{}, nil }
 func (e *teller) start(context.Context, Launch) (Server, Load, error) { return e, e, nil }
+
+func (e *teller) runner(protocol Protocol, source sharers) *Runner {
+	return &Runner{
+		Start: e.start, Source: source, Cache: protocol, Seed: 1, PrimeRate: 2,
+		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
+		Lengths: Lengths{LeadIn: 30 * time.Second, Window: 60 * time.Second, MinRequests: 300},
+		Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 12, Factor: 1.35, Tolerance: 0.2, MaxProbes: 3},
+	}
+}
 
 // Each cache protocol has its stated effect on a server that shares no code with the simulator. Under Reset the window finds what
 // it would find in an empty cache, whatever the lead-in sent before. Under Steady and Primed it finds the carried prompts.
@@ -134,17 +137,8 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 		{Primed, 96, 1},
 	} {
 		e := &teller{cache: make(map[uint64]bool)}
-		var probes []Probe
-		r := &Runner{
-			Start: e.start, Source: row.source, Cache: row.protocol, Seed: 1, PrimeRate: 2,
-			SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
-			Lengths: Lengths{LeadIn: 30 * time.Second, Window: 60 * time.Second, MinRequests: 300},
-			Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 12, Factor: 1.35, Tolerance: 0.2, MaxProbes: 3},
-		}
-		result, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		r := e.runner(row.protocol, row.source)
+		result, probes := runTrial(t, r, Task{})
 		if len(e.windows) != len(probes) || len(probes) < 2 {
 			t.Fatalf("%s: %d windows in %d probes, want one each", row.protocol, len(e.windows), len(probes))
 		}
@@ -172,16 +166,9 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 // A reset is found to have failed if the cache holds prompts of another client, even before the trial's first request.
 func TestAResetThatLeavesForeignPromptsIsFound(t *testing.T) {
 	e := &teller{cache: make(map[uint64]bool), foreign: true}
-	var probes []Probe
-	r := &Runner{
-		Start: e.start, Source: sharers(0), Cache: Reset, Seed: 1, PrimeRate: 2,
-		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}},
-		Lengths: Lengths{LeadIn: time.Second, Window: time.Second, MinRequests: 20},
-		Search:  capacity.Search{Hint: 4, Min: 0.1, Max: 100, Factor: 1.35, Tolerance: 0.2, MaxProbes: 2},
-	}
-	if _, err := r.Run(t.Context(), Task{Record: func(p Probe) error { probes = append(probes, p); return nil }}); err != nil {
-		t.Fatal(err)
-	}
+	r := e.runner(Reset, 0)
+	r.Lengths = Lengths{LeadIn: time.Second, Window: time.Second, MinRequests: 20}
+	_, probes := runTrial(t, r, Task{})
 	if note := probes[0].Note; !strings.Contains(note, "was not empty") {
 		t.Errorf("the first probe says %q, want that its cache was not empty", note)
 	}
@@ -194,6 +181,33 @@ func onlyWindow(schedule workload.Schedule) workload.Schedule {
 			if a.Phase == workload.Window && !yield(a) {
 				return
 			}
+		}
+	}
+}
+
+// Cached predicts the share of prompt tokens that a server with its own prefix cache then finds.
+func TestTheShareOfCachedPromptsIsKnownBeforehand(t *testing.T) {
+	for _, row := range []struct {
+		protocol Protocol
+		source   sharers
+	}{{Reset, 0}, {Reset, 96}, {Steady, 0}, {Primed, 96}} {
+		plan := workload.Plan{Source: row.source, Seed: 1, Rate: 4, LeadIn: 10 * time.Second, Window: 20 * time.Second, MinRequests: 100}
+		e := &teller{cache: make(map[uint64]bool)}
+		schedule := plan.Schedule()
+		if row.protocol == Reset {
+			schedule = onlyWindow(schedule)
+		} else {
+			pass := workload.Pass{Source: row.source, Stream: workload.PrimeStream, Rate: 1, N: 96}
+			if _, err := e.Run(t.Context(), pass.Schedule(), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := e.Run(t.Context(), schedule, nil); err != nil {
+			t.Fatal(err)
+		}
+		want := e.windows[0].found / e.windows[0].asked
+		if is := Cached(plan, row.protocol); math.Abs(is-want) > 1e-9 {
+			t.Errorf("%s, %s (%d): predicted %.4f of the prompts in the cache, want %.4f", row.protocol, row.source.Name(), row.source, is, want)
 		}
 	}
 }

@@ -23,7 +23,6 @@ func readCounters(ctx context.Context, server Server) (serverctl.Counters, error
 	return c, nil
 }
 
-// drain waits until the server is idle.
 func drain(ctx context.Context, server Server) (time.Duration, error) {
 	took, err := server.Drain(ctx)
 	if err != nil {

@@ -10,47 +10,42 @@ import (
 // drafts adds up what a server has drafted since its start, and judges whether enough of it is accepted.
 type drafts struct {
 	Speculation
-	minAcceptance float64 // accepted / drafted; 0 asks for nothing
-	minTokens     float64 // drafted tokens that a judgement needs
-	judged        bool
-	tpot          float64 // median of the last part of the warm-up, ms; 0 when unknown
-	kvCacheGiB    float64 // 0 when unknown
-}
-
-func newDrafts(r *Runner, facts serverctl.Facts) drafts {
-	return drafts{minAcceptance: r.MinAcceptance, minTokens: float64(r.MinDrafted), kvCacheGiB: facts.KVCacheGiB}
+	runner     *Runner // says how much must be accepted, and of how many drafted tokens
+	kvCacheGiB float64 // 0 when unknown
+	judged     bool
+	tpot       float64 // median of the last part of the warm-up, ms; 0 when unknown
 }
 
 // rejectedDrafts is the error of a server that accepts hardly any of its drafts.
-type rejectedDrafts struct{ diagnosis string }
+type rejectedDrafts string
 
-func (e *rejectedDrafts) Error() string { return e.diagnosis }
+func (e rejectedDrafts) Error() string { return string(e) }
 
 // judge adds the drafts of a load; nil means none. Once enough were drafted, it returns an error if too few were
 // accepted, which ends the trial. It judges once, so that a resumed trial judges the same drafts as an uninterrupted one.
 func (d *drafts) judge(more *Speculation) error {
-	if more == nil || d.judged || d.minAcceptance <= 0 {
+	if more == nil || d.judged || d.runner.MinAcceptance <= 0 {
 		return nil
 	}
 	d.Drafts += more.Drafts
 	d.Tokens += more.Tokens
 	d.Accepted += more.Accepted
-	if d.Tokens < d.minTokens {
+	if d.Tokens < float64(d.runner.MinDrafted) {
 		return nil
 	}
 	d.judged = true
-	if d.Accepted >= d.minAcceptance*d.Tokens {
+	if d.Accepted >= d.runner.MinAcceptance*d.Tokens {
 		return nil
 	}
-	return &rejectedDrafts{d.diagnosis()}
+	return rejectedDrafts(d.diagnosis())
 }
 
 // lacking says how many drafted tokens a judgement still needs, or nothing.
 func (d *drafts) lacking(now serverctl.Counters) string {
-	if d.minAcceptance <= 0 || len(now.AcceptedAt) == 0 || now.DraftTokens >= d.minTokens {
+	if d.runner.MinAcceptance <= 0 || len(now.AcceptedAt) == 0 || now.DraftTokens >= float64(d.runner.MinDrafted) {
 		return ""
 	}
-	return fmt.Sprintf("the acceptance of drafts is not known: %.0f tokens were drafted, %.0f are needed", now.DraftTokens, d.minTokens)
+	return fmt.Sprintf("the acceptance of drafts is not known: %.0f tokens were drafted, %d are needed", now.DraftTokens, d.runner.MinDrafted)
 }
 
 // diagnosis says what was accepted, what that means, and what it costs, as far as the server tells. It cannot say how
@@ -58,7 +53,7 @@ func (d *drafts) lacking(now serverctl.Counters) string {
 func (d *drafts) diagnosis() string {
 	text := fmt.Sprintf("%s of %s drafted tokens were accepted (%.2g %%, less than %.2g %%): the drafter belongs to another model, "+
 		"tokenizer or chat template, or the answers cannot be predicted. ",
-		render.Thousands(d.Accepted), render.Thousands(d.Tokens), 100*d.Accepted/d.Tokens, 100*d.minAcceptance)
+		render.Thousands(d.Accepted), render.Thousands(d.Tokens), 100*d.Accepted/d.Tokens, 100*d.runner.MinAcceptance)
 	text += fmt.Sprintf("Each step of an answer drafts and verifies %.1f tokens to gain %.2g", d.Tokens/d.Drafts, d.Accepted/d.Drafts)
 	if d.tpot > 0 {
 		text += fmt.Sprintf(", and a token takes %.1f ms at the median of a light load", d.tpot)

@@ -12,9 +12,11 @@ import (
 // tau.
 const reach = 80 * time.Second
 
-// EvidenceOf says for each request of a probe which load it met and whether it broke a limit. The load follows from the
+// Evidence says for each request of a probe which load it met and whether it broke a limit. The load follows from the
 // schedule of the draw alone. The evidence is nil if a limit is not judged request by request.
-func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, draw int, s slo.SLO, v slo.Verdict) *capacity.Evidence {
+func (l *LongRun) Evidence(
+	schedule workload.Schedule, rate float64, draw int, s slo.SLO, v slo.Verdict,
+) *capacity.Evidence {
 	e := &capacity.Evidence{Rate: rate, Draw: draw}
 	for a := range workload.Before(schedule, reach) {
 		switch a.Phase {
@@ -24,7 +26,7 @@ func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, d
 			e.Counted++
 		}
 		e.Due = append(e.Due, a.Due.Seconds())
-		prompt, answer := w.Sizes(a.Request)
+		prompt, answer := l.weigher.Sizes(a.Request)
 		e.Prompt, e.Answer = append(e.Prompt, prompt), append(e.Answer, answer)
 	}
 	for i, c := range v.Checks {
@@ -40,35 +42,29 @@ func EvidenceOf(schedule workload.Schedule, w *workload.Weigher, rate float64, d
 // A LongRun describes a workload in the long run. It is the same for every trial, so it is computed once.
 type LongRun struct {
 	weigher    *workload.Weigher
-	population *capacity.Population
-}
-
-// NewLongRun reads 128,000 arrivals of the plan. It uses only the plan's source, seed and arrivals.
-func NewLongRun(plan workload.Plan) *LongRun {
-	weigher := workload.Weigh(plan.Source)
-	return &LongRun{weigher, PopulationOf(plan, weigher)}
-}
-
-// longRun builds the long run when it is first needed.
-func (r *Runner) longRun() *LongRun {
-	if r.LongRun == nil {
-		r.LongRun = NewLongRun(workload.Plan{Source: r.Source, Seed: r.Seed, Arrivals: r.Arrivals})
-	}
-	return r.LongRun
+	Population *capacity.Population
 }
 
 // longRunRequests are enough that their own chance does not matter; see capacity.Population.
 const longRunRequests = 128_000
 
-// PopulationOf is the plan's workload in the long run.
-func PopulationOf(p workload.Plan, w *workload.Weigher) *capacity.Population {
-	population := &capacity.Population{Due: p.LongRun(longRunRequests)}
-	population.Prompt, population.Answer = w.LongRun(longRunRequests)
+// NewLongRun reads longRunRequests arrivals of the plan. It uses only the plan's source, seed and arrivals.
+func NewLongRun(plan workload.Plan) *LongRun {
+	w := workload.Weigh(plan.Source)
+	p := &capacity.Population{Due: plan.LongRun(longRunRequests)}
+	p.Prompt, p.Answer = w.LongRun(longRunRequests)
 	// A mean other than 1, which is chance, would shift every capacity.
-	toMean(population.Due, population.Due[longRunRequests-1]/longRunRequests)
-	toMean(population.Prompt, mean(population.Prompt))
-	toMean(population.Answer, mean(population.Answer))
-	return population
+	toMean(p.Due, p.Due[longRunRequests-1]/longRunRequests)
+	toMean(p.Prompt, mean(p.Prompt))
+	toMean(p.Answer, mean(p.Answer))
+	return &LongRun{w, p}
+}
+
+func (r *Runner) longRun() *LongRun {
+	if r.LongRun == nil {
+		r.LongRun = NewLongRun(workload.Plan{Source: r.Source, Seed: r.Seed, Arrivals: r.Arrivals})
+	}
+	return r.LongRun
 }
 
 func mean(values []float64) (sum float64) {

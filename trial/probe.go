@@ -24,11 +24,8 @@ type offer struct {
 	stop     bench.Stop    // nil means never
 }
 
-// A prober measures single loads in a session.
-type prober struct{ *session }
-
 // probe puts the prefix cache into its state, sends one load, and judges it.
-func (s prober) probe(ctx context.Context, seq int, o offer) (Probe, error) {
+func (s *session) probe(ctx context.Context, seq int, o offer) (Probe, error) {
 	s.task.progress("probe %d at %s", seq+1, o.Level)
 	if err := s.cache.prepare(ctx, s.server); err != nil {
 		return Probe{}, err
@@ -67,7 +64,7 @@ func (s prober) probe(ctx context.Context, seq int, o offer) (Probe, error) {
 }
 
 // sendOffer sends a load in an open or a closed loop.
-func (s prober) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
+func (s *session) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
 	if o.Streams == 0 {
 		return s.send(ctx, o.schedule, o.stop)
 	}
@@ -75,11 +72,11 @@ func (s prober) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
 	if !ok {
 		return bench.Run{}, errors.New("this load generator has no closed loop; give rates")
 	}
-	return closed.RunClosed(ctx, s.cache.watch(o.schedule), o.Streams, o.stop)
+	return closed.RunClosed(ctx, s.cache.recall.watch(o.schedule), o.Streams, o.stop)
 }
 
 // judged is the probe as its requests alone show it.
-func (s prober) judged(seq int, o offer, run bench.Run) (Probe, error) {
+func (s *session) judged(seq int, o offer, run bench.Run) (Probe, error) {
 	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: s.runner.Natural, Sketches: true}
 	if o.Streams > 0 {
 		scope = scope.ByCount(run)
@@ -114,9 +111,26 @@ func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
 	return ""
 }
 
+// recorded measures a probe and stores it, unless the user has ended the trial.
+func (s *session) recorded(measure func() (Probe, error)) (Probe, error) {
+	if err := s.task.finished(); err != nil {
+		return Probe{}, err
+	}
+	began := time.Now()
+	p, err := measure()
+	if err != nil {
+		s.result.GPUTime += max(p.GPUTime, time.Since(began)) // a probe that fails costs time too
+		return p, err
+	}
+	if err := s.task.Record(p); err != nil {
+		return p, fmt.Errorf("record probe %d at %s: %w", p.Seq, p.Level(), err)
+	}
+	return p, nil
+}
+
 // verified measures a probe, and measures it again when its prefix cache was in the wrong state. If the repetition is
 // wrong too, later probes are not repeated: that would double the cost of a trial and change nothing.
-func (s prober) verified(measure func(again bool) (Probe, error)) (Probe, error) {
+func (s *session) verified(measure func(again bool) (Probe, error)) (Probe, error) {
 	p, err := measure(false)
 	wrong := s.cache.wrong
 	if err != nil || wrong == "" {
@@ -140,27 +154,12 @@ func (s prober) verified(measure func(again bool) (Probe, error)) (Probe, error)
 }
 
 // repeat measures a probe again and replaces it. The GPU time of both measurements counts.
-func (s prober) repeat(first Probe, why string, measure func() (Probe, error)) (Probe, error) {
+func (s *session) repeat(first Probe, why string, measure func() (Probe, error)) (Probe, error) {
 	s.task.progress("again: %s", why)
 	p, err := measure()
-	if err != nil {
-		s.result.GPUTime += first.GPUTime
-		return p, err
-	}
 	p.GPUTime += first.GPUTime
 	p.Replaced += first.GPUTime
-	return p, nil
-}
-
-// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a part of the window. A
-// generator that falls behind through a whole window offers less than was planned, so a pass says nothing about the
-// planned rate.
-const maxBehind = 0.01
-
-// Passed reports whether the probe kept the SLO at the planned rate. The load generator may have sent single requests
-// late, but it must have offered that rate.
-func Passed(v slo.Verdict, m bench.Measurement) bool {
-	return v.Pass && (v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000)
+	return p, err
 }
 
 // speculation is what was drafted and accepted between two readings of the counters; nil when nothing was.

@@ -63,7 +63,6 @@ type (
 	}
 )
 
-// begin begins a probe.
 func (c *recall) begin() {
 	c.began = c.asks
 	c.asked, c.carried, c.empty = 0, 0, 0
@@ -77,8 +76,11 @@ func (c *recall) rates() (carried, empty float64) {
 	return c.carried / c.asked, c.empty / c.asked
 }
 
-// watch returns the load, and asks the recall each of its requests.
+// watch returns the load, and asks the recall each of its requests. A nil recall asks nothing.
 func (c *recall) watch(schedule workload.Schedule) workload.Schedule {
+	if c == nil {
+		return schedule
+	}
 	return func(yield func(workload.Arrival) bool) {
 		for a := range schedule {
 			c.ask(a.Request)
@@ -161,7 +163,6 @@ func (c *recall) hold(b block) {
 	c.latest(slot)
 }
 
-// again uses a held block.
 func (c *recall) again(slot int32) {
 	c.leave(slot)
 	c.latest(slot)
@@ -191,3 +192,39 @@ func (c *recall) forget(slot int32) {
 	c.leave(slot)
 	c.free = append(c.free, slot)
 }
+
+// Cached is the share of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the protocol.
+// The cache is assumed to hold everything that is asked.
+func Cached(plan workload.Plan, cache Protocol) float64 {
+	c := newRecall(defaultKVTokens)
+	schedule := plan.Schedule()
+	switch n := plan.Source.Len(); {
+	case cache == Reset:
+		schedule = workload.WithColdLeadIn(schedule, plan.Source)
+	case cache == Primed && n > 0:
+		for i := range n {
+			c.ask(plan.Source.Request(workload.PrimeStream, i))
+		}
+	default:
+		for i := 0; c.tokens < defaultKVTokens/2 && i < maxPrimed; i++ {
+			c.ask(plan.Source.Request(workload.PrimeStream, i))
+		}
+	}
+	begun := false
+	for a := range schedule {
+		if a.Phase == workload.RunOut {
+			break
+		}
+		if a.Phase == workload.Window && !begun {
+			begun = true
+			c.begin()
+		}
+		c.ask(a.Request)
+	}
+	carried, _ := c.rates()
+	return carried
+}
+
+// maxPrimed is how many requests of an endless workload are read to find what they share. If they share everything, no
+// number of requests fills a cache.
+const maxPrimed = 2000

@@ -85,7 +85,10 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 	}
 	s := newSession(r, task, server, load)
 	var found capacity.Capacity
-	if err = task.accept(server.Facts()); err == nil {
+	if task.Accept != nil {
+		err = task.Accept(server.Facts())
+	}
+	if err == nil {
 		found, err = s.whileItLives(ctx, measure)
 	}
 	if stopErr := s.stop(ctx); stopErr != nil { // this fails the study, not the point: what is left of this server would disturb the next one
@@ -101,7 +104,6 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 	return s.result, nil
 }
 
-// startServer starts the trial's server.
 func (r *Runner) startServer(ctx context.Context, task Task) (server Server, load Load, err error) {
 	err = task.unlessFinished(ctx, func(ctx context.Context) (err error) {
 		launch := Launch{Number: task.Number, Args: task.Args, Progress: func(step string) { task.progress("%s", step) }}
@@ -117,7 +119,7 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 		result.Outcome, result.Class, result.Evidence = Unknown, serverctl.ClientLimited, err.Error()
 		return result, nil
 	}
-	if rejected, ok := errors.AsType[*rejectedDrafts](err); ok && ctx.Err() == nil {
+	if rejected, ok := errors.AsType[rejectedDrafts](err); ok && ctx.Err() == nil {
 		result.Outcome, result.Class, result.Evidence = Dropped, serverctl.AcceptanceNearZero, rejected.Error()
 		return result, nil
 	}
@@ -144,13 +146,6 @@ func (t Task) progress(format string, args ...any) {
 	if t.Progress != nil {
 		t.Progress(fmt.Sprintf(format, args...))
 	}
-}
-
-func (t Task) accept(facts serverctl.Facts) error {
-	if t.Accept == nil {
-		return nil
-	}
-	return t.Accept(facts)
 }
 
 // finished returns ErrInterrupted once Finish is closed.
@@ -190,4 +185,33 @@ func until(ctx context.Context, done <-chan struct{}, cause func() error) (conte
 		cancel(nil)
 		<-watched
 	}
+}
+
+// DefaultLeadIn is how long a probe's load goes on before requests are counted, unless the user sets it. It lasts as
+// long as two requests may take, so that as many are in flight as in the long run. The limits and the mean length of an
+// answer say how long a request may take at the capacity.
+//
+// A cache that is carried from probe to probe needs twice as long until its contents are as in the long run. On a
+// simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes, capacities read 7 % too high after a
+// lead-in of 60 s, 4 % after 120 s, and no better after 180 s.
+func DefaultLeadIn(s slo.SLO, source workload.Source, cache Protocol) time.Duration {
+	const shortest, longest, lifetimes = 30 * time.Second, 150 * time.Second, 2
+	leadIn := min(max(shortest, lifetimes*s.MayTake(meanAnswer(source))), longest)
+	if cache != Reset {
+		leadIn *= 2
+	}
+	return leadIn.Round(time.Second)
+}
+
+// meanAnswer is the mean length of the workload's answers in tokens.
+func meanAnswer(source workload.Source) float64 {
+	n := 512
+	if source.Len() > 0 {
+		n = min(n, source.Len())
+	}
+	sum := 0
+	for i := range n {
+		sum += source.Request(workload.PopulationStream, i).OutputTokens
+	}
+	return float64(sum) / float64(n)
 }

@@ -248,6 +248,16 @@ func runner(t *testing.T, s *stub, protocol Protocol) *Runner {
 	}
 }
 
+func runTrial(t *testing.T, r *Runner, task Task) (result Result, probes []Probe) {
+	t.Helper()
+	task.Record = func(p Probe) error { probes = append(probes, p); return nil }
+	result, err := r.Run(t.Context(), task)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result, probes
+}
+
 func TestRunMeasuresAPoint(t *testing.T) {
 	for _, row := range []struct {
 		protocol Protocol
@@ -258,12 +268,7 @@ func TestRunMeasuresAPoint(t *testing.T) {
 		{Steady, "start warm warm pass pass pass probe probe probe probe stop"},
 	} {
 		s := &stub{capacity: 4.8}
-		var stored []Probe
-		r := runner(t, s, row.protocol)
-		result, err := r.Run(t.Context(), Task{Number: 3, Record: func(p Probe) error { stored = append(stored, p); return nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		result, stored := runTrial(t, runner(t, s, row.protocol), Task{Number: 3})
 		if got := strings.Join(s.did, " "); got != row.want {
 			t.Errorf("%s: did %q, want %q", row.protocol, got, row.want)
 		}
@@ -281,19 +286,10 @@ func TestRunMeasuresAPoint(t *testing.T) {
 
 // A resumed trial does not repeat the stored probes, and gives the same answer as an uninterrupted trial.
 func TestRunGoesOnWithTheProbesItHad(t *testing.T) {
-	var all []Probe
-	s := &stub{capacity: 4.8}
-	whole, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(p Probe) error { all = append(all, p); return nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	whole, all := runTrial(t, runner(t, &stub{capacity: 4.8}, Reset), Task{})
 	for had := range len(all) + 1 {
 		s := &stub{capacity: 4.8}
-		var again []Probe
-		result, err := runner(t, s, Reset).Run(t.Context(), Task{Done: all[:had], Record: func(p Probe) error { again = append(again, p); return nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
+		result, again := runTrial(t, runner(t, s, Reset), Task{Done: all[:had]})
 		if n := strings.Count(strings.Join(s.did, " "), "probe"); n != len(all)-had || len(again) != n {
 			t.Errorf("with %d of %d probes stored, %d are measured", had, len(all), n)
 		}
@@ -314,35 +310,41 @@ func TestRunEndsOrderlyBetweenProbes(t *testing.T) {
 }
 
 func TestRunWhenTheServerFails(t *testing.T) {
-	refused := func(context.Context, Launch) (Server, Load, error) {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}
+	fails := func(err error) Start {
+		return func(context.Context, Launch) (Server, Load, error) { return nil, nil, err }
 	}
-	missing := func(context.Context, Launch) (Server, Load, error) {
-		return nil, nil, errors.New("no such binary")
-	}
-	dies := &stub{capacity: 4.8, dieAt: 3}
+	dies, resets, warms := &stub{capacity: 4.8, dieAt: 3}, &stub{capacity: 4.8}, &stub{capacity: 4.8}
 	for _, row := range []struct {
 		name  string
 		start Start
-		want  Outcome
-		class serverctl.Class
+		class serverctl.Class // of an infeasible point; empty if the study ends
 		err   string
 	}{
-		{"a refusal to start is the point's fault", refused, Infeasible, serverctl.KVTooSmall, ""},
-		{"a death under load is the point's fault", dies.start, Infeasible, serverctl.OOMLoad, ""},
-		{"a missing binary ends the study", missing, "", "", "no such binary"},
+		{"a refusal to start is the point's fault", fails(&serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}), serverctl.KVTooSmall, ""},
+		{"a death under load is the point's fault", dies.start, serverctl.OOMLoad, ""},
+		{"so is a death between two loads, with the server's own last words", func(ctx context.Context, l Launch) (Server, Load, error) {
+			_, load, err := resets.start(ctx, l)
+			return resetKiller{resets}, load, err
+		}, serverctl.OOMLoad, ""},
+		{"so is a death in the warm-up", func(ctx context.Context, l Launch) (Server, Load, error) {
+			server, _, err := warms.start(ctx, l)
+			return server, failing{warms}, err
+		}, serverctl.OOMLoad, ""},
+		{"a missing binary ends the study", fails(errors.New("no such binary")), "", "no such binary"},
+		{"a failure that no flags can cure ends the study", fails(&serverctl.ExitError{Class: serverctl.ModelNotFound, Cause: serverctl.GatedModel, Evidence: "access is restricted"}),
+			"", "no choice of flags would cure this"},
 	} {
-		r := runner(t, &stub{}, Primed)
+		r := runner(t, &stub{}, Reset)
 		r.Start = row.start
 		result, err := r.Run(t.Context(), Task{Record: func(Probe) error { return nil }})
 		if row.err != "" {
-			if err == nil || !strings.Contains(err.Error(), row.err) {
-				t.Errorf("%s: Run fails with %v, want %q", row.name, err, row.err)
+			if err == nil || !strings.Contains(err.Error(), row.err) || result.Outcome != "" {
+				t.Errorf("%s: Run = %+v, %v, want the error %q", row.name, result, err, row.err)
 			}
 			continue
 		}
-		if err != nil || result.Outcome != row.want || result.Class != row.class || result.Evidence == "" {
-			t.Errorf("%s: Run = %+v, %v, want %s with class %s", row.name, result, err, row.want, row.class)
+		if err != nil || result.Outcome != Infeasible || result.Class != row.class || result.Evidence == "" {
+			t.Errorf("%s: Run = %+v, %v, want an infeasible point with class %s", row.name, result, err, row.class)
 		}
 	}
 	if dies.did[len(dies.did)-1] != "stop" {
@@ -400,19 +402,6 @@ func (s resetKiller) ResetCache(context.Context) error {
 	return errors.New("reset the prefix cache: EOF")
 }
 
-func TestAServerThatDiesBetweenLoadsIsAResult(t *testing.T) {
-	s := &stub{capacity: 4.8}
-	r := runner(t, s, Reset)
-	r.Start = func(ctx context.Context, l Launch) (Server, Load, error) {
-		server, load, err := s.start(ctx, l)
-		return resetKiller{server.(*stub)}, load, err
-	}
-	result, err := r.Run(t.Context(), Task{Record: func(Probe) error { return nil }})
-	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
-		t.Errorf("Run = %+v, %v; want the server's own last words", result, err)
-	}
-}
-
 func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
 	before := serverctl.Counters{Drafts: 10, DraftTokens: 30, AcceptedTokens: 12, AcceptedAt: []float64{8, 4}}
 	after := serverctl.Counters{Drafts: 30, DraftTokens: 90, AcceptedTokens: 42, AcceptedAt: []float64{23, 14, 5}}
@@ -422,31 +411,6 @@ func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
 	}
 	if got := speculation(after, after); got != nil {
 		t.Errorf("without drafts speculation = %+v, want nil", got)
-	}
-}
-
-// A failure that no flags can cure ends the study. The point gets no result.
-func TestAFatalFailureIsNoResult(t *testing.T) {
-	r := runner(t, &stub{}, Reset)
-	r.Start = func(context.Context, Launch) (Server, Load, error) {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.ModelNotFound, Cause: serverctl.GatedModel, Evidence: "access is restricted"}
-	}
-	result, err := r.Run(t.Context(), Task{})
-	if err == nil || !strings.Contains(err.Error(), "no choice of flags would cure this") || result.Outcome != "" {
-		t.Errorf("Run = %+v, %v, want an error", result, err)
-	}
-}
-
-func TestAServerThatDiesInItsWarmUpIsThePointsFault(t *testing.T) {
-	s := &stub{}
-	r := runner(t, s, Primed)
-	r.Start = func(context.Context, Launch) (Server, Load, error) {
-		s.exited = make(chan struct{})
-		return s, failing{s}, nil
-	}
-	result, err := r.Run(t.Context(), Task{})
-	if err != nil || result.Outcome != Infeasible || result.Class != serverctl.OOMLoad {
-		t.Errorf("Run = %+v, %v, want an infeasible point with the server's own class", result, err)
 	}
 }
 
@@ -480,25 +444,19 @@ func TestAHangIsNoBrokenLimit(t *testing.T) {
 	}
 }
 
-func TestAProbeThatWasNotStreamedIsVoid(t *testing.T) {
-	s := &stub{capacity: 5, whole: true}
-	_, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error {
-		t.Error("a void probe was recorded")
-		return nil
-	}})
-	if err == nil || !strings.Contains(err.Error(), "void: the answers are not streamed") || strings.Contains(err.Error(), "max_tokens") {
-		t.Errorf("Run = %v, want that the probe is void", err)
-	}
-}
-
-func TestAProbeThatServedOtherWorkIsVoid(t *testing.T) {
-	s := &stub{capacity: 5, short: 1}
-	_, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error {
-		t.Error("a void probe was recorded")
-		return nil
-	}})
-	if err == nil || !strings.Contains(err.Error(), "void: the lengths of the answers differ by 50 %") {
-		t.Errorf("Run = %v, want that the probe is void", err)
+// A probe is void and not recorded if its answers were not streamed, or had other lengths than planned.
+func TestAVoidProbeIsNotRecorded(t *testing.T) {
+	for want, s := range map[string]*stub{
+		"void: the answers are not streamed":              {capacity: 5, whole: true},
+		"void: the lengths of the answers differ by 50 %": {capacity: 5, short: 1},
+	} {
+		_, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(Probe) error {
+			t.Error("a void probe was recorded")
+			return nil
+		}})
+		if err == nil || !strings.Contains(err.Error(), want) || s.whole && strings.Contains(err.Error(), "max_tokens") {
+			t.Errorf("Run = %v, want %q", err, want)
+		}
 	}
 }
 
@@ -518,14 +476,10 @@ func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 		{"falling behind everywhere", time.Hour, 0, 0, 0, false},
 	} {
 		s := &stub{capacity: 100, late: row.late, lateFrom: row.from}
-		var probes []Probe
-		result, err := runner(t, s, Reset).Run(t.Context(), Task{Record: func(p Probe) error {
-			probes = append(probes, p)
-			return nil
-		}})
+		result, probes := runTrial(t, runner(t, s, Reset), Task{})
 		c := result.Capacity
-		if err != nil || result.Class != serverctl.ClientLimited || !strings.Contains(result.Evidence, "late at p99") {
-			t.Fatalf("%s: Run = %+v, %v, want that it was client-limited", row.name, result, err)
+		if result.Class != serverctl.ClientLimited || !strings.Contains(result.Evidence, "late at p99") {
+			t.Fatalf("%s: Run = %+v, want that it was client-limited", row.name, result)
 		}
 		if last := probes[len(probes)-1]; !slices.ContainsFunc(probes, func(p Probe) bool { return strings.HasPrefix(p.Note, "client-limited: ") }) {
 			t.Errorf("%s: no probe says that it was client-limited, the last one: %+v", row.name, last)
@@ -545,28 +499,80 @@ func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 // A second attempt repeats only those probes of the first attempt that a late load generator decided.
 func TestASecondAttemptMeasuresWhatWasLate(t *testing.T) {
 	s := &stub{capacity: 10, late: 500 * time.Millisecond, lateFrom: 6}
-	var probes []Probe
-	record := func(p Probe) error {
-		probes = append(probes, p)
-		return nil
+	first, late := runTrial(t, runner(t, s, Reset), Task{})
+	if first.Class != serverctl.ClientLimited {
+		t.Fatalf("Run = %+v, want that it was client-limited", first)
 	}
-	first, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record})
-	if err != nil || first.Class != serverctl.ClientLimited {
-		t.Fatalf("Run = %+v, %v, want that it was client-limited", first, err)
-	}
-	before := len(probes)
 	s.lateFrom = 100
-	second, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record, Done: probes, Attempt: 1})
-	if c := second.Capacity; err != nil || second.Class != "" || c.Bound != capacity.Exact || c.Low > 10 || c.High < 10 {
-		t.Errorf("the second attempt is %+v, %v; want an exact capacity of 10", second, err)
+	second, again := runTrial(t, runner(t, s, Reset), Task{Done: late, Attempt: 1})
+	if c := second.Capacity; second.Class != "" || c.Bound != capacity.Exact || c.Low > 10 || c.High < 10 {
+		t.Errorf("the second attempt is %+v; want an exact capacity of 10", second)
 	}
-	for i, p := range probes[before:] {
-		if p.Seq != before+i || p.Attempt != 1 || p.Rate <= 6 {
-			t.Errorf("probe %d of attempt %d at %g req/s, want the %d-th probe, of attempt 1, at a rate that was late", p.Seq, p.Attempt, p.Rate, before+i)
+	for i, p := range again {
+		if p.Seq != len(late)+i || p.Attempt != 1 || p.Rate <= 6 {
+			t.Errorf("probe %d of attempt %d at %g req/s, want the %d-th probe, of attempt 1, at a rate that was late", p.Seq, p.Attempt, p.Rate, len(late)+i)
 		}
 	}
-	resumed, err := runner(t, s, Reset).Run(t.Context(), Task{Record: record, Done: slices.Clone(probes), Attempt: 1})
-	if err != nil || resumed.Capacity.Rate != second.Capacity.Rate {
-		t.Errorf("resumed after its last probe it is %+v, %v; want %+v", resumed.Capacity, err, second.Capacity)
+	resumed, _ := runTrial(t, runner(t, s, Reset), Task{Done: slices.Concat(late, again), Attempt: 1})
+	if resumed.Capacity.Rate != second.Capacity.Rate {
+		t.Errorf("resumed after its last probe it is %+v; want %+v", resumed.Capacity, second.Capacity)
+	}
+}
+
+func TestRequestsThatAreTurnedAwayAreNobodysFault(t *testing.T) {
+	for evidence, want := range map[string]serverctl.Class{
+		"all 9 requests of the warm-up failed: http-status: 429: too many": serverctl.Infrastructure,
+		"all 9 requests of the warm-up failed: http-status: 404: no model": serverctl.Infrastructure,
+		"all 9 requests of the warm-up failed: http-status: 400: too long": serverctl.CrashLoad,
+		"all 9 requests of the warm-up failed: http-status: 500: an error": serverctl.CrashLoad,
+		"all 9 requests of the warm-up failed: truncated: no end":          serverctl.CrashLoad,
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			exit, ok := errors.AsType[*serverctl.ExitError](useless(t.Context(), &stub{}, evidence))
+			if !ok || exit.Class != want {
+				t.Errorf("%s: %v, want %s", evidence, exit, want)
+			}
+		})
+	}
+}
+
+// answers is a workload whose answers all have the same length.
+type answers struct{ tokens, files int }
+
+func (a answers) Name() string { return "answers" }
+func (a answers) Len() int     { return a.files }
+func (a answers) Longest() int { return 0 }
+func (a answers) Request(workload.Stream, int) *workload.Request {
+	return &workload.Request{OutputTokens: a.tokens}
+}
+
+func TestDefaultLeadIn(t *testing.T) {
+	limit := func(m slo.Metric, max time.Duration) slo.Limit { return slo.Limit{Metric: m, Percentile: 99, Max: max} }
+	ttft, tpot := limit(slo.TTFT, time.Second), limit(slo.TPOT, 60*time.Millisecond)
+	for _, row := range []struct {
+		name   string
+		limits []slo.Limit
+		tokens int
+		cache  Protocol
+		want   time.Duration
+	}{
+		{"short answers", []slo.Limit{ttft, tpot}, 50, Reset, 30 * time.Second},
+		{"short answers, a cache that is carried", []slo.Limit{ttft, tpot}, 50, Steady, time.Minute},
+		{"answers of a minute", []slo.Limit{ttft, tpot}, 1001, Reset, 2*time.Minute + 2*time.Second},
+		{"answers of a minute, a cache that is carried", []slo.Limit{ttft, tpot}, 1001, Primed, 4*time.Minute + 4*time.Second},
+		{"by the limit on ITL", []slo.Limit{limit(slo.ITL, 60*time.Millisecond)}, 1001, Reset, 2 * time.Minute},
+		{"by the tightest limit", []slo.Limit{ttft, limit(slo.TPOT, time.Second), tpot, limit(slo.E2E, time.Hour)}, 1001, Reset, 122 * time.Second},
+		{"E2E allows no more", []slo.Limit{ttft, tpot, limit(slo.E2E, 40*time.Second)}, 1001, Reset, 80 * time.Second},
+		{"E2E alone", []slo.Limit{ttft, limit(slo.E2E, 40*time.Second)}, 1001, Reset, 80 * time.Second},
+		{"TTFT alone says nothing of the rest", []slo.Limit{ttft}, 1001, Reset, 30 * time.Second},
+		{"no longer than five minutes", []slo.Limit{ttft, tpot}, 9000, Carried, 5 * time.Minute},
+	} {
+		got := DefaultLeadIn(slo.SLO{Limits: row.limits}, answers{row.tokens, 0}, row.cache)
+		if got != row.want {
+			t.Errorf("%s: the lead-in is %s, want %s", row.name, got, row.want)
+		}
+		if of := DefaultLeadIn(slo.SLO{Limits: row.limits}, answers{row.tokens, 3}, row.cache); of != got {
+			t.Errorf("%s: the lead-in of a workload of three requests is %s, want %s", row.name, of, got)
+		}
 	}
 }

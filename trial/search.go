@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"vllmtuner/bench/workload"
@@ -13,7 +12,7 @@ import (
 
 // A searchRun is the search for one point's capacity on its server.
 type searchRun struct {
-	prober
+	*session
 	drafts drafts
 	worst  worstCase
 	probes int           // measured and taken over so far
@@ -22,7 +21,10 @@ type searchRun struct {
 }
 
 func newSearchRun(s *session) *searchRun {
-	return &searchRun{prober: prober{s}, drafts: newDrafts(s.runner, s.result.Facts), worst: worstCase{session: s}}
+	return &searchRun{
+		session: s, worst: worstCase{session: s},
+		drafts: drafts{runner: s.runner, kvCacheGiB: s.result.Facts.KVCacheGiB},
+	}
 }
 
 // run warms the server up, searches for the capacity, and tries the server with the largest load that it admits.
@@ -42,7 +44,7 @@ func (t *searchRun) run(ctx context.Context) (capacity.Capacity, error) {
 }
 
 func (t *searchRun) warmUp(ctx context.Context) error {
-	return newWarmUp(t.session, &t.drafts).run(ctx)
+	return warmUp{t.session, &t.drafts, cmp.Or(t.runner.PrimeRate, t.firstRate)}.run(ctx)
 }
 
 // takeOver takes the probes that were measured before an interruption, and returns the steps that still count.
@@ -60,36 +62,29 @@ func (t *searchRun) takeOver(probes []Probe) (steps []capacity.Step, err error) 
 // search is the Runner's search, begun where this trial begins it.
 func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	search := t.runner.Search
-	search.Known, search.Population, search.Cost = known, t.runner.longRun().population, t.cost
+	search.Known, search.Population, search.Cost = known, t.runner.longRun().Population, t.cost
 	search.Plan = func(f capacity.Forecast) {
 		t.whole = f.Probes > 0
 		if told := t.runner.Search.Plan; told != nil {
 			told(f)
 		}
 	}
+	search.Hint = t.firstRate
 	if t.task.Hint != nil {
-		search.Hint = cmp.Or(t.task.Hint(), search.Hint)
+		search.Hint = cmp.Or(t.task.Hint(), t.firstRate)
 	}
-	search.Hint = cmp.Or(search.Hint, t.firstRate)
 	return search
 }
 
 // measureRate measures and records the probe of a rate.
 func (t *searchRun) measureRate(ctx context.Context, rate float64) (capacity.Outcome, error) {
-	if err := t.task.finished(); err != nil {
-		return capacity.Outcome{}, err
-	}
-	seq := t.probes
-	t.probes++
-	began := time.Now()
-	p, err := t.verified(func(again bool) (Probe, error) { return t.probeOf(ctx, seq, rate, again) })
+	p, err := t.recorded(func() (Probe, error) {
+		return t.verified(func(again bool) (Probe, error) { return t.probeOf(ctx, t.probes, rate, again) })
+	})
 	if err != nil {
-		t.result.GPUTime += time.Since(began) // a probe that fails costs time too
 		return capacity.Outcome{}, err
 	}
-	if err := t.task.Record(p); err != nil {
-		return capacity.Outcome{}, fmt.Errorf("record probe %d at %g req/s: %w", seq, rate, err)
-	}
+	t.probes++
 	return t.outcome(p), t.add(p)
 }
 
@@ -119,23 +114,31 @@ func (t *searchRun) add(p Probe) error {
 
 // outcome is a probe as the search sees it.
 func (t *searchRun) outcome(p Probe) capacity.Outcome {
-	o := outcome(p)
+	o := p.Outcome()
 	plan := t.plan(t.cache.draw(p.Seq, p.Replaced > 0), p.Rate)
-	o.Evidence = EvidenceOf(plan.Schedule(), t.runner.longRun().weigher, p.Rate, plan.Draw, t.runner.SLO, p.Verdict)
+	o.Evidence = t.runner.longRun().Evidence(plan.Schedule(), p.Rate, plan.Draw, t.runner.SLO, p.Verdict)
 	return o
 }
 
-// outcome is a probe as a sweep sees it.
-func outcome(p Probe) capacity.Outcome {
-	v := p.Verdict
+// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a part of the window. A
+// generator that falls behind through a whole window offers less than was planned, so a pass says nothing about the
+// planned rate.
+const maxBehind = 0.01
+
+// Outcome is a probe as a sweep sees it, without its evidence. A probe passed if it kept the SLO at the planned rate:
+// the load generator may have sent single requests late, but it must have offered that rate.
+func (p Probe) Outcome() capacity.Outcome {
+	v, m := p.Verdict, p.Measurement
+	offered := v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000
 	return capacity.Outcome{
-		Pass: Passed(v, p.Measurement), Headroom: v.Headroom, Binding: v.Binding, InFlight: p.Measurement.MeanInFlight, Limited: v.ClientLimited, Took: p.GPUTime,
+		Pass: v.Pass && offered, Headroom: v.Headroom, Binding: v.Binding, InFlight: m.MeanInFlight, Limited: v.ClientLimited,
+		Took: p.GPUTime,
 	}
 }
 
-// plan is the load of the probe with that draw. Each probe has a draw of its own, for no draw is like the long run: one
-// has more bursts than another. And no probe finds its own requests in the cache, left there by the probe before. Every
-// trial has the same draws, so that two trials differ by their servers alone.
+// plan is the load of the probe with a draw. Each probe has a draw of its own. A single draw would have more or fewer
+// bursts than the long run, and later probes would find their own requests in the cache. Every trial has the same draws,
+// so two trials differ by their servers alone.
 func (t *searchRun) plan(draw int, rate float64) workload.Plan {
 	r := t.runner
 	return workload.Plan{

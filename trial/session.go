@@ -71,14 +71,12 @@ func (s *session) stop(ctx context.Context) error {
 	return err
 }
 
-// note adds a line to the result's notes.
 func (s *session) note(format string, args ...any) {
 	s.result.Notes = append(s.result.Notes, fmt.Sprintf(format, args...))
 }
 
-// send sends an open-loop load.
 func (s *session) send(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
-	return s.load.Run(ctx, s.cache.watch(schedule), stop)
+	return s.load.Run(ctx, s.cache.recall.watch(schedule), stop)
 }
 
 // beforeProbes names the requests of warm-up and priming.
@@ -97,19 +95,32 @@ func passOf(r *Runner, stream workload.Stream, first, n int, rate float64) workl
 // uncounted sends a load that belongs to no probe, and waits until the server is idle. Error messages
 // name its requests by the word which.
 func (s *session) uncounted(ctx context.Context, schedule workload.Schedule, stop bench.Stop, which string) (bench.Run, error) {
+	run, err := s.timed(ctx, schedule, stop)
+	if err == nil {
+		err = s.checkAnswers(ctx, run, which)
+	}
+	if err != nil {
+		return run, err
+	}
+	return run, s.idle(ctx)
+}
+
+// timed sends a load, and counts its GPU time.
+func (s *session) timed(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	began := time.Now()
 	run, err := s.send(ctx, schedule, stop)
 	if err != nil {
-		s.result.GPUTime += time.Since(began) // a load that fails costs time too
-		return run, err
+		run.Elapsed = time.Since(began) // a load that fails costs time too
 	}
 	s.result.GPUTime += run.Elapsed
-	if err := s.checkAnswers(ctx, run, which); err != nil {
-		return run, err
-	}
-	drained, err := drain(ctx, s.server)
-	s.result.GPUTime += drained
 	return run, err
+}
+
+// idle waits until the server is idle, and counts its GPU time.
+func (s *session) idle(ctx context.Context) error {
+	took, err := drain(ctx, s.server)
+	s.result.GPUTime += took
+	return err
 }
 
 // checkAnswers notes failed requests of an uncounted load. Where most have failed the server may be dying, and gets
@@ -147,19 +158,14 @@ func (s *session) alive(ctx context.Context, run bench.Run) error {
 	s.task.progress("no request was completed; asking the server for two tokens")
 	one := *s.runner.Source.Request(workload.WarmUpStream.Draw(2), 0) // no probe asks this one
 	one.OutputTokens = min(2, one.OutputTokens)
-	began := time.Now()
-	last, err := s.send(ctx, atOnce([]workload.Request{one}), nil)
+	last, err := s.timed(ctx, atOnce([]workload.Request{one}), nil)
 	if err != nil {
-		s.result.GPUTime += time.Since(began)
 		return err
 	}
-	s.result.GPUTime += last.Elapsed
 	for _, sample := range last.Samples {
 		switch {
 		case sample.OK():
-			drained, err := drain(ctx, s.server)
-			s.result.GPUTime += drained
-			return err
+			return s.idle(ctx)
 		case sample.Failure != "" && sample.Failure != bench.TimedOut && sample.Failure != bench.NeverFinished:
 			return useless(ctx, s.server, fmt.Sprintf("no request was completed, and one more failed too: %s: %s", sample.Failure, sample.Detail))
 		}

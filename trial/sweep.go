@@ -24,7 +24,7 @@ func (l Level) String() string {
 	return fmt.Sprintf("%g req/s", l.Rate)
 }
 
-// Load is the level as one number for capacity.Sweep: its rate, or its streams.
+// Load is the level as one number for capacity.Highest: its rate, or its streams.
 func (l Level) Load() float64 {
 	if l.Streams > 0 {
 		return float64(l.Streams)
@@ -81,7 +81,7 @@ func (s Sweep) Takes(l Level) time.Duration {
 func Steps(probes []Probe) []capacity.Step {
 	steps := make([]capacity.Step, len(probes))
 	for i, p := range probes {
-		steps[i] = capacity.Step{Rate: p.Level().Load(), Outcome: outcome(p)}
+		steps[i] = capacity.Step{Rate: p.Level().Load(), Outcome: p.Outcome()}
 	}
 	return steps
 }
@@ -89,16 +89,16 @@ func Steps(probes []Probe) []capacity.Step {
 // Sweep measures a fixed list of loads on one server, with the Runner's server, workload and SLO. If s.Reset is set, it
 // empties the cache before each level; otherwise the cache carries over. The capacity is the load of the grid that
 // capacity.Highest returns. If the server fails or the sweep is interrupted, the capacity comes from the levels
-// measured so far. The errors are those of Run.
+// measured so far. Sweep returns the same errors as Run.
 func (r *Runner) Sweep(ctx context.Context, task Task, s Sweep) (Result, error) {
 	return r.onServer(ctx, task, func(ctx context.Context, on *session) (capacity.Capacity, error) {
-		return sweepRun{prober{on}, s}.run(ctx)
+		return sweepRun{on, s}.run(ctx)
 	})
 }
 
 // A sweepRun is a sweep on its server.
 type sweepRun struct {
-	prober
+	*session
 	Sweep
 }
 
@@ -109,17 +109,15 @@ func (s sweepRun) run(ctx context.Context) (capacity.Capacity, error) {
 			return capacity.Capacity{}, err
 		}
 	}
-	grid := make([]float64, len(s.Levels))
-	for i, l := range s.Levels {
-		grid[i] = l.Load()
+	var probes []Probe
+	var err error
+	for seq := 0; seq < len(s.Levels) && err == nil; seq++ {
+		var p Probe
+		if p, err = s.level(ctx, seq); err == nil {
+			probes = append(probes, p)
+		}
 	}
-	seq := 0
-	steps, err := capacity.Sweep(ctx, grid, func(ctx context.Context, _ float64) (capacity.Outcome, error) {
-		p, err := s.level(ctx, seq)
-		seq++
-		return outcome(p), err
-	})
-	s.result.Capacity, _ = capacity.Highest(steps)
+	s.result.Capacity, _ = capacity.Highest(Steps(probes))
 	return s.result.Capacity, err
 }
 
@@ -139,22 +137,15 @@ func (s sweepRun) level(ctx context.Context, seq int) (Probe, error) {
 			return Probe{}, err
 		}
 	}
-	if err := s.task.finished(); err != nil {
-		return Probe{}, err
-	}
-	began := time.Now()
-	p, err := s.inTime(func() (Probe, error) {
-		return s.verified(func(bool) (Probe, error) { return s.probe(ctx, seq, s.offerOf(s.Levels[seq])) })
+	p, err := s.recorded(func() (Probe, error) {
+		return s.inTime(func() (Probe, error) {
+			return s.verified(func(bool) (Probe, error) { return s.probe(ctx, seq, s.offerOf(s.Levels[seq])) })
+		})
 	})
-	if err != nil {
-		s.result.GPUTime += time.Since(began) // a level that fails costs time too
-		return p, err
+	if err == nil {
+		s.result.GPUTime += p.GPUTime
 	}
-	s.result.GPUTime += p.GPUTime
-	if err := s.task.Record(p); err != nil {
-		return p, fmt.Errorf("record %s: %w", s.Levels[seq], err)
-	}
-	return p, nil
+	return p, err
 }
 
 // inTime measures a level, and measures it again when the load generator was late. A carried cache would find the same
@@ -172,7 +163,6 @@ func (s sweepRun) inTime(measure func() (Probe, error)) (Probe, error) {
 	return p, err
 }
 
-// offerOf is the load of a level.
 func (s sweepRun) offerOf(l Level) offer {
 	r, o := s.runner, offer{Level: l, planned: s.Requests}
 	if l.Streams > 0 {
@@ -185,7 +175,6 @@ func (s sweepRun) offerOf(l Level) offer {
 	return o
 }
 
-// pause lets the server rest.
 func (s sweepRun) pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil

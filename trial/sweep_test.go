@@ -41,7 +41,6 @@ func manual(levels ...float64) Sweep {
 	return s
 }
 
-// pauses is a Pause that takes no time.
 func (s *stub) pauses(_ context.Context, d time.Duration) error {
 	s.note("rest " + d.String())
 	return nil

@@ -1,7 +1,6 @@
 package trial
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"math"
@@ -42,10 +41,6 @@ type warmUp struct {
 	*session
 	drafts *drafts
 	rate   float64 // requests per second
-}
-
-func newWarmUp(s *session, d *drafts) warmUp {
-	return warmUp{s, d, cmp.Or(s.runner.PrimeRate, s.firstRate)}
 }
 
 // run sends requests until the server is warm, and primes the prefix cache where the protocol says so.
@@ -155,7 +150,7 @@ func (w warmUp) primeUntilSteady(ctx context.Context) error {
 	return nil
 }
 
-// latencies are those of the requests of a piece, in milliseconds; 0 when nothing was completed.
+// latencies describes the requests of one piece of the warm-up, in milliseconds; 0 when no request was completed.
 type latencies struct{ ttft, tpot quantiles }
 
 type quantiles struct{ min, quarter, median float64 }
@@ -186,7 +181,7 @@ func (l latencies) fellFrom(before latencies) bool {
 	return l.ttft.median < ttftFall*before.ttft.min || l.tpot.median < tpotFall*before.tpot.quarter
 }
 
-// counted moves a load into the window, for only the window records latencies.
+// counted moves a load into the window, because only the window records latencies.
 func counted(schedule workload.Schedule) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for a := range schedule {

@@ -1,7 +1,6 @@
 package trial
 
 import (
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,10 +16,7 @@ func trialOf(t *testing.T, s *stub, protocol Protocol, set func(*Runner)) (strin
 	if set != nil {
 		set(r)
 	}
-	result, err := r.Run(t.Context(), Task{Record: func(Probe) error { return nil }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	result, _ := runTrial(t, r, Task{})
 	return strings.Join(s.did, " "), result
 }
 
@@ -154,24 +150,19 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 
 // A dropped trial that was interrupted is dropped again after it resumes.
 func TestADroppedTrialIsDroppedAgain(t *testing.T) {
-	var all []Probe
-	run := func(done []Probe) (Result, string) {
+	run := func(done []Probe) (Result, []Probe, string) {
 		s := &stub{capacity: 4.8, drafts: serverctl.Counters{Drafts: 20, DraftTokens: 75, AcceptedTokens: 1, AcceptedAt: []float64{1}}}
 		r := runner(t, s, Reset)
 		r.MinAcceptance, r.MinDrafted = 0.02, 1000
-		result, err := r.Run(t.Context(), Task{Done: done, Record: func(p Probe) error { all = append(all, p); return nil }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return result, strings.Join(s.did, " ")
+		result, probes := runTrial(t, r, Task{Done: done})
+		return result, probes, strings.Join(s.did, " ")
 	}
-	whole, _ := run(nil)
-	if whole.Outcome != Dropped || len(all) != 2 {
-		t.Fatalf("Run = %+v after %d probes, want a trial that its second probe drops", whole, len(all))
+	whole, probes, _ := run(nil)
+	if whole.Outcome != Dropped || len(probes) != 2 {
+		t.Fatalf("Run = %+v after %d probes, want a trial that its second probe drops", whole, len(probes))
 	}
-	probes := slices.Clone(all)
 	for had := range len(probes) + 1 {
-		again, did := run(probes[:had])
+		again, _, did := run(probes[:had])
 		if again.Outcome != Dropped || again.Evidence != whole.Evidence || strings.Count(did, "probe") != len(probes)-had {
 			t.Errorf("with %d of %d probes: %q after %q, want %q", had, len(probes), again.Evidence, did, whole.Evidence)
 		}
@@ -180,7 +171,7 @@ func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 
 // Drafts are judged once, as soon as there are enough of them; later drafts do not change the judgement.
 func TestDraftsAreJudgedOnce(t *testing.T) {
-	d := newDrafts(&Runner{MinAcceptance: 0.02, MinDrafted: 1000}, serverctl.Facts{})
+	d := drafts{runner: &Runner{MinAcceptance: 0.02, MinDrafted: 1000}}
 	for _, more := range []Speculation{{Drafts: 300, Tokens: 900, Accepted: 5}, {Drafts: 100, Tokens: 300, Accepted: 50}, {Drafts: 1e6, Tokens: 3e6}} {
 		if err := d.judge(&more); err != nil {
 			t.Errorf("after %+v: %v", d, err)

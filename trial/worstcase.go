@@ -8,13 +8,13 @@ import (
 	"math"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
+	"vllmtuner/tuner/space"
 )
 
 const (
@@ -53,15 +53,11 @@ func (w *worstCase) saw(p Probe) {
 // setting is the value of a server's flag: as the server tells it, or as its args do, or else the default.
 func (w *worstCase) setting(flag string, otherwise int) int {
 	texts := []string{w.result.Facts.Args[flag]}
-	for i, arg := range w.task.Args {
-		name, value, joined := strings.Cut(arg, "=")
-		if strings.ReplaceAll(name, "_", "-") != "--"+flag {
-			continue
+	flags, _ := space.Flags(w.task.Args) // they are well formed: a server has started with them
+	for _, f := range flags {
+		if f.Name == flag {
+			texts = append(texts, f.Values...)
 		}
-		if !joined && i+1 < len(w.task.Args) {
-			value = w.task.Args[i+1]
-		}
-		texts = append(texts, value)
 	}
 	for _, text := range texts {
 		if n, err := strconv.Atoi(text); err == nil && n > 0 {

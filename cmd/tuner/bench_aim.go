@@ -189,7 +189,7 @@ func checkRequests(b *loadtest.Bench) error {
 func checkOpenFiles(b *loadtest.Bench, limit *host.Limit) error {
 	need := host.Need{Certain: true}
 	for _, r := range b.Runs {
-		streams, exact := r.Streams()
+		streams, exact := r.InFlight()
 		if !exact {
 			need.Certain = false
 			if limit := b.Client.MaxInFlight; limit > 0 {

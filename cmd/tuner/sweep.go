@@ -161,14 +161,13 @@ func sweepPlan(file *studyfile.File) trial.Sweep {
 }
 
 // chooseConfigs returns the configs named in only, or all if it is empty.
-func chooseConfigs(file *studyfile.File, only []string) (configs []sweep.Config, err error) {
+func chooseConfigs(file *studyfile.File, only []string) (configs []*sweep.Config, err error) {
 	var names []string
 	for i, c := range file.Sweep.Configs {
 		names = append(names, c.Name)
 		if len(only) == 0 || slices.Contains(only, c.Name) {
-			configs = append(configs, sweep.Config{
+			configs = append(configs, &sweep.Config{
 				Name: c.Name, Description: c.Description, Flags: space.FlagValues(c.Args), Args: file.ConfigArgs(c), Number: i,
-				MaxModelLen: studyfile.MaxModelLen(file.ConfigArgs(c)),
 			})
 		}
 	}
@@ -189,8 +188,8 @@ func (r *sweepRun) check() error {
 		return usage("%s: workload: %w", r.File.Path, err)
 	}
 	for _, c := range r.sweep.Configs {
-		if c.MaxModelLen > 0 && r.Source.Longest() > c.MaxModelLen {
-			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.File.Path, c.Name, c.MaxModelLen, r.Source.Longest())
+		if limit := studyfile.MaxModelLen(c.Args); limit > 0 && r.Source.Longest() > limit {
+			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.File.Path, c.Name, limit, r.Source.Longest())
 		}
 	}
 	return nil

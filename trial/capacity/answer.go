@@ -29,30 +29,6 @@ func byRate(steps []Step) []Step {
 	})
 }
 
-// locate estimates the boundary from the requests of all steps. ok is false where requests were not judged one by one,
-// and where too few were slow.
-func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
-	var probes []*Evidence
-	for _, step := range steps {
-		if step.Limited != "" {
-			continue
-		}
-		if step.Evidence == nil {
-			return lowest, false
-		}
-		probes = append(probes, step.Evidence)
-	}
-	if len(probes) == 0 {
-		return lowest, false
-	}
-	for _, e := range estimateAll(probes, p) {
-		if !ok || e.logRate < lowest.logRate {
-			lowest, ok = e, true
-		}
-	}
-	return lowest, ok
-}
-
 // answer returns the capacity as far as it is known.
 func (l *searchState) answer(why string) (Capacity, error) {
 	c := Capacity{Probes: len(l.steps), Why: why, Steps: l.steps}
@@ -113,7 +89,7 @@ func highestPass(steps []Step, limit float64) (rate float64) {
 	return rate
 }
 
-// addInterval replaces the interpolated rate by the estimate from all requests, and adds the interval.
+// addInterval replaces the interpolated rate by the rate that all requests estimate, and adds the interval.
 func (l *searchState) addInterval(c *Capacity) {
 	e, ok := l.estimate()
 	if !ok || c.Bound == Exact && !l.bracketed() {
@@ -162,7 +138,6 @@ func (l *searchState) reconcile(rate float64, c *Capacity) float64 {
 	return rate
 }
 
-// addDoubt adds one more doubt.
 func (c *Capacity) addDoubt(format string, args ...any) {
 	if c.Doubt != "" {
 		c.Doubt += "; "
@@ -170,7 +145,7 @@ func (c *Capacity) addDoubt(format string, args ...any) {
 	c.Doubt += fmt.Sprintf(format, args...)
 }
 
-// contradiction says which probes, of how many, contradict the answer.
+// contradiction names the probes that contradict the answer, by their rates in ascending order.
 func contradiction(contrary []float64, of int) string {
 	const few = 3
 	if len(contrary) == 1 {

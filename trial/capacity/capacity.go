@@ -27,7 +27,7 @@ type Outcome struct {
 	InFlight float64 `json:"in_flight"` // mean requests in flight
 
 	// Limited says why the load generator, and not the server, may have decided; "" when it did not. Then a pass is a
-	// lower bound at best, for late requests thin out the bursts, and a fail says nothing.
+	// lower bound at best, because late requests thin out the bursts, and a fail says nothing.
 	Limited string `json:"limited,omitempty"`
 
 	// Evidence is what each request did; nil where requests are not judged one by one. A capacity needs it for its
@@ -64,9 +64,11 @@ type Capacity struct {
 	// no interval. Highest is 0 where nothing failed.
 	Lowest  float64 `json:"lowest,omitempty"`
 	Highest float64 `json:"highest,omitempty"`
-	StdErr  float64 `json:"std_err,omitempty"` // of ln Rate, the middle of the interval on a log scale; 0 if there is no interval
+	StdErr  float64 `json:"std_err,omitempty"` // standard error of ln Rate; 0 if there is no interval
 
-	Pieces []Piece `json:"pieces,omitempty"` // effects of single requests, to compare capacities that were measured with the same requests
+	// Pieces say how far single requests have moved the capacity. They serve to compare capacities that were measured with
+	// the same requests.
+	Pieces []Piece `json:"pieces,omitempty"`
 
 	// Doubt says what contradicts the answer, such as a pass above a fail; "" when nothing does.
 	Doubt string `json:"doubt,omitempty"`

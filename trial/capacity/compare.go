@@ -5,8 +5,8 @@ import "math"
 // A Comparison says how much higher one capacity is than another, and how sure that is.
 type Comparison struct {
 	Ratio   float64 `json:"ratio"`    // of the two rates
-	Lowest  float64 `json:"lowest"`   // 95 % interval of the ratio
-	Highest float64 `json:"highest"`  // likewise
+	Lowest  float64 `json:"lowest"`   // lower end of the ratio's 95 % interval
+	Highest float64 `json:"highest"`  // upper end
 	Better  float64 `json:"p_better"` // probability that the first is the higher one
 
 	stdErr float64 // of ln Ratio
@@ -17,8 +17,8 @@ type Comparison struct {
 func (c Comparison) Distinguishable() bool { return c.Better >= 0.975 }
 
 // Compare compares capacity a with b. It assumes errors that are normal in ln rate. A burst among requests that both were
-// measured with moves both capacities the same way, so their ratio has a smaller error than either capacity. Pieces show
-// by how much.
+// measured with moves both capacities the same way, so their ratio has a smaller error than either capacity. The pieces
+// of both capacities show by how much.
 //
 // ok is false if a or b is a bound, or has no standard error.
 func Compare(a, b Capacity) (c Comparison, ok bool) {
@@ -54,7 +54,7 @@ func (c Capacity) Among(n int) Capacity {
 	return c
 }
 
-// deviationsAmong bounds the error of the luckiest of n, in standard errors: it holds in 97.5 of 100 choices.
+// deviationsAmong returns how many standard errors bound the error of the luckiest of n in 97.5 of 100 choices.
 func deviationsAmong(n int) float64 {
 	return math.Sqrt2 * math.Erfinv(2*math.Pow(0.975, 1/float64(max(1, n)))-1)
 }
@@ -63,9 +63,9 @@ func deviationsAmong(n int) float64 {
 // estimate itself.
 const maxCorrelation = 0.95
 
-// correlation is the correlation of the errors of two capacities, 0 to maxCorrelation. It follows from how the same
-// requests have moved each of them. Over some pairs of simulated servers the interval of the ratio was between one and
-// three times as wide as its error.
+// correlation estimates the correlation of the errors of two capacities, 0 to maxCorrelation, from their pieces: how far
+// the same requests have moved each capacity. For some pairs of simulated servers the interval of the ratio was between
+// one and three times as wide as its error.
 func correlation(a, b Capacity) float64 {
 	moved := make(map[Piece]float64)
 	var ab, aa, bb float64

@@ -8,7 +8,7 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// Evidence says of each counted request of one probe whether it broke the limits.
+// Evidence says for each counted request of one probe which limits the request broke.
 type Evidence struct {
 	Rate float64 // offered, requests per second
 	Draw int     // two probes of the same draw have the same requests
@@ -16,10 +16,10 @@ type Evidence struct {
 	Limits []LimitEvidence // the same limits in every probe of a search
 }
 
-// LimitEvidence says which of the counted requests broke a limit.
+// LimitEvidence says which counted requests broke one limit.
 type LimitEvidence struct {
 	Name    string
-	Allowed float64 // share of the requests that may break it, in the long run: 0.01 of a p99
+	Allowed float64 // share of the requests that may break the limit in the long run: 0.01 for a p99
 	Each    string  // one character for each request: see slo.Check.Each
 }
 
@@ -29,37 +29,49 @@ const (
 	over = 'x'
 )
 
-// An estimate is the rate at which in the long run just as many requests break a limit as may.
+// An estimate is the boundary of one limit: the rate at which the allowed share of requests breaks the limit in the long
+// run.
 type estimate struct {
 	limit   string
 	logRate float64 // ln of requests per second
 	stdErr  float64 // standard error of logRate
-	bursts  float64 // number of bursts near it
-	pieces  []Piece // effects of the single requests
+	bursts  float64 // number of bursts of slow requests at rates near the boundary; see nearness
+	pieces  []Piece // how far each block of requests has moved the boundary
 
 	fit      fit
 	gradient [3]float64 // derivatives of logRate by the coefficients of the fit
 }
 
-// A Piece says by how much some requests in a row have moved a capacity. A burst moves all capacities alike that were
-// measured with the same requests. So their difference is surer than each of them.
+// A Piece says how far some requests in a row have moved a capacity. A burst moves all capacities that were measured with
+// its requests, and moves them alike. Their ratio therefore has a smaller error than each capacity.
 type Piece struct {
 	Draw  int     `json:"draw"`  // of the probe
 	Block int     `json:"block"` // number of the block of blockRequests
-	Moved float64 `json:"moved"` // ln rate
+	Moved float64 `json:"moved"` // in ln rate
 }
 
 // blockRequests is long enough to hold a burst of slow requests.
 const blockRequests = 50
 
-// estimateAll estimates the boundary of each limit from all probes, where that is possible.
-func estimateAll(probes []*Evidence, p *Population) (all []estimate) {
+// locate estimates the boundary of each limit from the requests of all steps, and returns the lowest. ok is false if a
+// step does not say what each request did, and if too few requests were slow.
+func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
+	var probes []*Evidence
+	for _, step := range inTime(steps) {
+		if step.Evidence == nil {
+			return lowest, false
+		}
+		probes = append(probes, step.Evidence)
+	}
+	if len(probes) == 0 {
+		return lowest, false
+	}
 	for limit := range probes[0].Limits {
-		if e, ok := estimateOne(probes, limit, p); ok {
-			all = append(all, e)
+		if e, found := estimateOne(probes, limit, p); found && (!ok || e.logRate < lowest.logRate) {
+			lowest, ok = e, true
 		}
 	}
-	return all
+	return lowest, ok
 }
 
 // estimateOne fits one limit. ok is false when too few requests broke it, or kept it.
@@ -107,8 +119,9 @@ const (
 	settledCenter = 0.02
 )
 
-// between is ln of a rate at which some requests break the limit and most keep it. There the share that breaks it
-// crosses twice the allowed share. ok is false when fewer than two requests broke the limit, or fewer than two kept it.
+// between returns ln of the rate at which the share of requests that break the limit crosses twice the allowed share. At
+// that rate some requests break the limit and most keep it, so the first fit is made about it. ok is false when fewer
+// than two requests broke the limit, or fewer than two kept it.
 func between(probes []*Evidence, limit int) (center float64, ok bool) {
 	goal := 2 * probes[0].Limits[limit].Allowed
 	shares := rising(probes, limit)
@@ -141,14 +154,15 @@ func between(probes []*Evidence, limit int) (center float64, ok bool) {
 	return below.logRate + low/(low-high)*(above.logRate-below.logRate), ok
 }
 
-// A share counts the requests that broke a limit at one rate, or at some neighbouring rates.
+// A share counts the requests that were judged, and those that broke a limit, at one rate or at some neighbouring rates.
 type share struct{ logRate, judged, broken float64 }
 
-// over is ln(share/goal). Jeffreys' estimate of the share distinguishes 0 of 5 requests from 0 of 500.
+// over returns ln(share/goal). It uses Jeffreys' estimate of the share, which distinguishes 0 of 5 requests from 0 of
+// 500.
 func (s share) over(goal float64) float64 { return math.Log((s.broken + 0.5) / (s.judged + 1) / goal) }
 
-// rising returns the shares in ascending order of their rates. A share that falls is merged with the ones before it, as
-// in an isotonic regression.
+// rising returns the shares of all probes in ascending order of their rates. A share that is lower than the one before
+// is merged with it, as in an isotonic regression.
 func rising(probes []*Evidence, limit int) (shares []share) {
 	sorted := slices.SortedStableFunc(slices.Values(probes), func(a, b *Evidence) int { return cmp.Compare(a.Rate, b.Rate) })
 	for _, e := range sorted {
@@ -178,8 +192,8 @@ func rising(probes []*Evidence, limit int) (shares []share) {
 	return shares
 }
 
-// nearby is the distance in ln rate over which the weight of a probe falls to 1/e². The straight line of the fit holds
-// only in the neighbourhood.
+// nearby is the distance in ln rate over which the weight of a probe falls to 1/e². A fit is a straight line, which holds
+// only near the boundary.
 const nearby = 0.35
 
 // nearness is the weight of a probe at a distance in ln rate; 1 at a distance of 0.
@@ -188,18 +202,18 @@ func nearness(distance float64) float64 {
 	return math.Exp(-2 * d * d)
 }
 
-// weight is the weight of a request in a fit. Near probes weigh more. Requests that follow each other closely weigh
-// less, because slow ones come in clusters.
+// weight is the weight of each request of the probe in a fit about a center (ln rate). A probe near the center weighs
+// more. A request weighs less than an independent one, because slow requests come in clusters.
 func (e *Evidence) weight(center float64) float64 {
 	return nearness(math.Log(e.Rate)-center) / e.clusterSize()
 }
 
 // clusterSize is the number of requests that tell as much as one independent request. Slow requests come in clusters,
-// and clusters grow with the rate, beyond what the load around a request explains. With these figures the standard
-// errors of searches on simulated servers were as large as their errors, at 1 to 25 requests per second.
+// and clusters grow with the rate, beyond what the load around a request explains. With these figures the stated
+// errors of searches on simulated servers were as large as the true errors, at 1 to 25 requests per second.
 func (e *Evidence) clusterSize() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
 
-// binWidth is the resolution of the load around requests, in ln.
+// binWidth is the width of the bins for the load around requests, in ln(load/rate).
 const binWidth = 0.01
 
 // observe returns the requests of all probes, binned by the load around them. center is ln of the rate about which the
@@ -237,9 +251,9 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 	return observed
 }
 
-// modelError is the error of z at the boundary that no measurement reduces: the share of slow requests is no exact
-// function of the load around them. With this figure the intervals of long measurements on simulated servers were as
-// wide as their errors.
+// modelError is the standard error of a fit's z at the boundary that no number of requests reduces, because the share of
+// slow requests is no exact function of the load around them. With this figure the intervals of long measurements on
+// simulated servers were as wide as their errors.
 const modelError = 0.16
 
 // stdErrWith is the standard error of an estimate with this information and this number of bursts.
@@ -252,8 +266,8 @@ func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64
 	return math.Sqrt(variance) * student(knownBursts+bursts) / deviations
 }
 
-// bursts counts the bursts of slow requests. Slow requests without an end are no burst: the server carries no more, and
-// every further part of them counts anew.
+// bursts counts the bursts of slow requests. A long run of slow requests is no single burst, because the server carries
+// no more: each further part of the run counts as a burst.
 func (e *Evidence) bursts(limit int) (n int) {
 	quiet, slow := math.Inf(1), 0.0
 	for _, c := range e.Limits[limit].Each {
@@ -272,8 +286,8 @@ func (e *Evidence) bursts(limit int) (n int) {
 	return n
 }
 
-// knownBursts is the information in the priors of a fit, as a number of bursts. With this figure the intervals of
-// searches on simulated servers held the truth as often as they should.
+// knownBursts is the number of bursts that the priors of a fit are worth. With this figure the intervals of searches on
+// simulated servers held the truth as often as they should.
 const knownBursts = 3
 
 // apart and long are in units of clusterSize. A slow request begins a new burst after apart quick ones, and in a run of
@@ -283,12 +297,12 @@ const (
 	long  = 4
 )
 
-// student is the number of standard errors to both sides that hold 95 % of Student's distribution.
+// student returns the number of standard errors to each side that hold 95 % of Student's distribution.
 func student(freedom float64) float64 {
 	return distuv.StudentsT{Sigma: 1, Nu: freedom}.Quantile(0.975)
 }
 
-// split computes the pieces.
+// split computes the pieces of the estimate.
 func (e *estimate) split(probes []*Evidence, limit int) {
 	direction, _ := solve(e.fit.information, e.gradient)
 	for _, probe := range probes {
@@ -312,7 +326,7 @@ func (e *estimate) split(probes []*Evidence, limit int) {
 	}
 }
 
-// expected is the information that one more probe at a rate would bring.
+// expected returns the information that one more probe with so many requests would bring.
 func (e *estimate) expected(load fluctuation, logRate, requests float64) (information [3][3]float64) {
 	probe := Evidence{Rate: math.Exp(logRate)}
 	weight := requests * probe.weight(e.logRate)

@@ -139,26 +139,35 @@ func TestTheEstimateIsTheLongRunsCapacity(t *testing.T) {
 	}
 }
 
-// TestSearchesOfManySeeds runs the tests of single searches with more seeds.
+// Each property holds for the searches of any seed. many seeds take too long under the race detector.
+var properties = []struct {
+	name      string
+	few, many uint64
+	holds     func(t *testing.T, seeds uint64)
+}{
+	{"monotone in the limit", 3, 6, estimateIsMonotoneInTheLimit},
+	{"goes on as it went", 1, 3, searchGoesOnAsItWent},
+	{"precision foretold", 2, 8, precisionIsForetold},
+	{"far probes", 5, 20, farProbesDoNotMoveTheAnswer},
+	{"any hint", 3, 12, hintDoesNotMatter},
+	{"single burst", 6, 20, singleBurstIsNotBelieved},
+}
+
+func TestSearches(t *testing.T) {
+	for _, p := range properties {
+		t.Run(p.name, func(t *testing.T) { p.holds(t, p.few) })
+	}
+}
+
 func TestSearchesOfManySeeds(t *testing.T) {
 	realtime.Only(t, "hundreds of searches")
-	for name, run := range map[string]func(*testing.T){
-		"monotone in the limit": func(t *testing.T) { estimateIsMonotoneInTheLimit(t, 6) },
-		"goes on as it went":    func(t *testing.T) { searchGoesOnAsItWent(t, 3) },
-		"precision foretold":    func(t *testing.T) { precisionIsForetold(t, 8) },
-		"far probes":            func(t *testing.T) { farProbesDoNotMoveTheAnswer(t, 20) },
-		"any hint":              func(t *testing.T) { hintDoesNotMatter(t, 12) },
-		"single burst":          func(t *testing.T) { singleBurstIsNotBelieved(t, 20) },
-	} {
-		t.Run(name, run)
+	for _, p := range properties {
+		t.Run(p.name, func(t *testing.T) { p.holds(t, p.many) })
 	}
 }
 
 // A looser limit never lowers the capacity by more than the capacity's standard error.
-func TestTheEstimateIsMonotoneInTheLimit(t *testing.T) { estimateIsMonotoneInTheLimit(t, 3) }
-
 func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
-	t.Helper()
 	for seed := range seeds {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 2))}
 		p := s.population()
@@ -180,10 +189,7 @@ func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
 }
 
 // A search that is resumed after any of its steps makes the same further steps, and gives the same answer.
-func TestASearchGoesOnAsItWent(t *testing.T) { searchGoesOnAsItWent(t, 1) }
-
 func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
-	t.Helper()
 	for seed := range seeds {
 		var steps []Step
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 4))}
@@ -219,10 +225,7 @@ func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
 }
 
 // A search with a precision forecasts its cost, keeps to the forecast, and reaches the precision.
-func TestAPrecisionIsForetold(t *testing.T) { precisionIsForetold(t, 2) }
-
 func precisionIsForetold(t *testing.T, seeds uint64) {
-	t.Helper()
 	for seed := range seeds {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 5))}
 		look := search(4)
@@ -286,10 +289,7 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 }
 
 // Probes far from the capacity do not change the answer. Such probes pass far below, or have almost only slow requests far above.
-func TestFarProbesDoNotMoveTheAnswer(t *testing.T) { farProbesDoNotMoveTheAnswer(t, 5) }
-
 func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
-	t.Helper()
 	for seed := range seeds {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 12))}
 		p, probe := s.population(), s.probe(120, 1, 3) // the second limit breaks only far above the capacity
@@ -319,10 +319,7 @@ func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
 }
 
 // A search finds the same capacity from any first rate.
-func TestTheHintDoesNotMatter(t *testing.T) { hintDoesNotMatter(t, 3) }
-
 func hintDoesNotMatter(t *testing.T, seeds uint64) {
-	t.Helper()
 	var errs, worst float64
 	n, held := 0, 0
 	for seed := range seeds {
@@ -348,5 +345,71 @@ func hintDoesNotMatter(t *testing.T, seeds uint64) {
 	t.Logf("RMSE %.1f %%, at worst %.1f %%; the interval holds the truth in %d of %d", 100*rmse, 100*worst, held, n)
 	if rmse > 0.1 || worst > 0.35 || held < n*9/10 {
 		t.Errorf("RMSE %.1f %%, largest error %.1f %%, and the truth is in %d of %d intervals", 100*rmse, 100*worst, held, n)
+	}
+}
+
+func TestStudent(t *testing.T) {
+	for freedom, want := range map[float64]float64{3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 1e9: 1.960} { // from a table
+		if got := student(freedom); math.Abs(got-want) > 0.01*want {
+			t.Errorf("student(%g) = %.3f, want %.3f", freedom, got, want)
+		}
+	}
+}
+
+func TestBursts(t *testing.T) {
+	const clusterSize = 9 // at low rates
+	quiet := strings.Repeat(".", apart*clusterSize+1)
+	for _, row := range []struct {
+		each string
+		want int
+	}{
+		{quiet, 0},
+		{"x", 1},
+		{"..xx.x...x..", 1},
+		{"x" + quiet + "x", 2},
+		{"x" + strings.Replace(quiet, ".", "?", 2) + "x", 1}, // two requests of unknown outcome
+		{quiet + "xxx" + quiet + "x.x" + quiet, 2},
+		{strings.Repeat("x", long*clusterSize), 1},
+		{strings.Repeat("x", 10*long*clusterSize), 10},
+	} {
+		e := &Evidence{Rate: 1, Limits: []LimitEvidence{{Each: row.each}}}
+		if got := e.bursts(0); got != row.want {
+			t.Errorf("bursts of %q = %d, want %d", row.each, got, row.want)
+		}
+	}
+}
+
+// If a single burst fails a probe below the capacity, the search measures that rate again and then goes on to higher rates.
+func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
+	again, beyond := uint64(0), uint64(0)
+	for seed := range seeds {
+		s := &synthetic{max: 8, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 7))}
+		p := s.population()
+		truth := s.truth(p)
+		var probed []float64
+		probe := func(ctx context.Context, rate float64) (Outcome, error) {
+			o, err := s.probe(120, 1)(ctx, rate)
+			probed = append(probed, rate)
+			if len(probed) == 2 {
+				each := []byte(o.Evidence.Limits[0].Each)
+				copy(each[100:], strings.Repeat(string(over), 25))
+				o.Evidence.Limits[0].Each, o.Pass, o.Headroom = string(each), false, -1
+			}
+			return o, err
+		}
+		look := search(0.55 * truth) // the second probe is then at 0.74 of the truth
+		look.Population = p
+		if _, err := look.Find(t.Context(), probe); err != nil {
+			t.Fatal(err)
+		}
+		if slices.Contains(probed[2:], probed[1]) {
+			again++
+		}
+		if slices.Max(probed) > 0.9*truth {
+			beyond++
+		}
+	}
+	if again < seeds*9/10 || beyond < seeds*3/4 {
+		t.Errorf("%[2]d of %[1]d searches try the rate of the burst again, want 90 %%; %[3]d come near the truth, want 75 %%", seeds, again, beyond)
 	}
 }

@@ -5,8 +5,8 @@ import "math"
 // A fit gives the probability Φ(z) that a request breaks a limit, with z = a + b·(ln rate − center + c·surplus). The
 // surplus is ln of the load around the request divided by the rate of its probe. The regression is on the load that
 // each request met, and not on the rate alone, so that a window with many bursts does not look like a slow server. b is
-// the steepness of the boundary. c is the weight of a passing load against a lasting one, which a queue remembers for
-// longer.
+// the steepness of the boundary. c is the effect of a passing load, as a part of the effect of a lasting load, which a
+// queue remembers for longer.
 type fit struct {
 	kernel
 	center      float64       // ln of the rate about which the fit was made

@@ -16,8 +16,7 @@ import (
 // run just as many requests break a limit as may. With a Precision it goes on probing near that rate until the answer
 // is that sure.
 //
-// The next rate is a function of the steps so far alone. So a search that knows some of its steps goes on as it did
-// before.
+// The steps so far alone decide the next rate. A search that knows some of its steps therefore goes on as it did before.
 type Search struct {
 	Hint      float64 // first rate, requests per second
 	Min, Max  float64 // rates are never outside
@@ -34,13 +33,13 @@ type Search struct {
 	Plan   func(Forecast)                   // called once, when a bracket is known, with the cost of the Precision; may be nil
 }
 
-// A Forecast says what the wanted Precision will cost. The search keeps to it within a quarter. It cannot where later
-// verdicts undo its bracket, so that it has to find another.
+// A Forecast says what the wanted Precision will cost. The search keeps to its forecast within a quarter, unless later
+// verdicts undo the bracket and the search has to find another.
 type Forecast struct {
 	Rate      float64       // estimated so far
 	Precision float64       // half the width of the interval now, as a part of the rate
-	Reaches   float64       // the same after the further probes; more than was wanted where MaxProbes or the model does not allow it
-	Probes    int           // further ones
+	Reaches   float64       // half the width after the further probes; more than was wanted if MaxProbes or the model allows no less
+	Probes    int           // how many further probes
 	Takes     time.Duration // time of the further probes, by Cost
 }
 
@@ -67,7 +66,7 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 	}
 }
 
-// A searchState follows from the steps of a search alone.
+// A searchState is the state of a search. It follows from the steps alone.
 type searchState struct {
 	Search
 	steps     []Step
@@ -82,7 +81,6 @@ type searchState struct {
 	canLocate bool
 }
 
-// add adds one step.
 func (l *searchState) add(step Step) {
 	l.steps = append(l.steps, step)
 	l.low, l.high = bracket(l.steps)
@@ -103,10 +101,9 @@ func (l *searchState) add(step Step) {
 // passed reports whether a step passed with the load generator in time.
 func (s Step) passed() bool { return s.Pass && s.Limited == "" }
 
-// bracket returns the passing and the failing step between which the capacity lies. Where a pass lies above a fail, the
-// steps are split so that the fewest contradict the split; of equal splits the lower one is taken. Steps with a late
-// load generator have no vote. Their passes may raise the lower step, and their fails bound the search where no other
-// does.
+// bracket returns the passing and the failing step between which the capacity lies. If a pass lies above a fail, bracket
+// splits the steps at a rate such that the fewest verdicts contradict the split; of equal splits it takes the lowest.
+// Steps with a late load generator have no vote: see withLate.
 func bracket(steps []Step) (low, high *Step) {
 	sorted := byRate(inTime(steps))
 	best, at := len(sorted)+1, 0
@@ -134,10 +131,14 @@ func bracket(steps []Step) (low, high *Step) {
 	return withLate(steps, low, high)
 }
 
-// withLate adds the steps with a late load generator to a bracket.
+// withLate adds the steps with a late load generator to a bracket. A pass raises the lower end. A fail becomes the upper
+// end only if there is no other.
 func withLate(steps []Step, low, high *Step) (*Step, *Step) {
+	inside := func(s *Step) bool {
+		return s.Limited != "" && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate)
+	}
 	for i := range steps {
-		if s := &steps[i]; s.Limited != "" && s.Pass && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate) {
+		if s := &steps[i]; s.Pass && inside(s) {
 			low = s
 		}
 	}
@@ -145,7 +146,7 @@ func withLate(steps []Step, low, high *Step) (*Step, *Step) {
 		return low, high
 	}
 	for i := range steps {
-		if s := &steps[i]; s.Limited != "" && !s.Pass && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate) {
+		if s := &steps[i]; !s.Pass && inside(s) {
 			high = s
 		}
 	}
@@ -209,7 +210,6 @@ func (l *searchState) bracketed() bool {
 	return l.low != nil && l.low.Limited == "" && l.high != nil && l.high.Limited == "" && l.high.byRequests()
 }
 
-// precision says how well the capacity is known.
 func (l *searchState) precision() string {
 	e, ok := l.estimate()
 	if !ok {
@@ -240,8 +240,8 @@ func (l *searchState) narrow() (rate float64, why string) {
 	return rate, ""
 }
 
-// stride is the factor of the next gallop step. It grows from step to step. It stays small where a search lost its
-// bracket to later verdicts, for the boundary is then near.
+// stride is the factor of the next gallop step. It grows from step to step. It stays small once later verdicts have undone
+// a bracket, because the boundary is then near.
 func (l *searchState) stride() float64 {
 	if l.narrowed > 0 {
 		return l.Factor
@@ -249,21 +249,21 @@ func (l *searchState) stride() float64 {
 	return math.Pow(l.Factor, float64(len(l.steps)))
 }
 
-// sharpenAt are the rates that sharpen an estimate, as parts of it. Above it more requests are slow. Below it they show
-// how fast the share of slow ones falls.
+// sharpenAt are the rates of the probes that sharpen an estimate, as parts of the estimated rate. A probe above that rate
+// sees more slow requests. A probe below it shows how fast their share falls.
 var sharpenAt = []float64{1.05, 0.97}
 
-// Before the forecast a search probes up to maxExtra rates beyond its bracket. It repeats the failed rate where fewer
-// than fewBursts bursts were seen near the boundary. When such a probe undoes the bracket, the search looks for
+// Once a search has a bracket, it makes up to maxExtra more probes before its forecast. It repeats the failed rate if
+// probes near the boundary saw fewer than fewBursts bursts. If such a probe undoes the bracket, the search looks for
 // another.
 const (
 	maxExtra  = 2
 	fewBursts = 2
 )
 
-// sharpen returns a rate near the boundary, or why there is no need for one. It repeats a rate that failed by a single
-// burst, which may be chance. It probes an estimate that lies outside the bracket. And it goes on until the answer is
-// as sure as was wanted.
+// sharpen returns a rate near the boundary, or why no further probe is needed. It repeats a rate that failed by a single
+// burst, because that may be chance. It probes an estimate that lies outside the bracket. It goes on until the answer
+// has the wanted precision.
 func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 	e, ok := l.estimate()
 	if !ok {
@@ -296,8 +296,8 @@ func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 	return l.round(at * sharpenAt[done%len(sharpenAt)]), ""
 }
 
-// aim is the precision at which the search stops: the wanted one, or a fifth above the error of the model alone if that
-// is more. Further probes would then buy next to nothing.
+// aim is the precision at which the search stops: the wanted precision, or a fifth more than the error of the model alone
+// if that is more. Beyond it further probes would gain next to nothing.
 func (l *searchState) aim(e *estimate) float64 {
 	return max(l.Precision, 1.2*halfWidth(modelError/e.fit.steepness()))
 }
@@ -337,19 +337,16 @@ func (l *searchState) foresee(e *estimate) Forecast {
 	return f
 }
 
-// round returns a rate of three digits within Min..Max. It is readable, and more often the same in two trials.
+// round returns a rate of three digits within Min..Max. Such a rate is readable, and more often the same in two trials.
 func (s Search) round(rate float64) float64 { return max(s.Min, min(s.Max, ThreeDigits(rate))) }
 
 // ThreeDigits keeps three significant digits of a rate.
 func ThreeDigits(rate float64) float64 {
-	rounded, err := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64)
-	if err != nil { // cannot happen: FormatFloat wrote the text
-		return rate
-	}
+	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64) // FormatFloat wrote the text, so it is a number
 	return rounded
 }
 
-// estimate is the boundary by all probes, of the limit that allows the lowest rate.
+// estimate returns the lowest boundary of all limits, from all probes.
 func (l *searchState) estimate() (estimate, bool) {
 	if !l.known {
 		l.located, l.canLocate = locate(l.steps, l.Population)

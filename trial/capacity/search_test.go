@@ -82,14 +82,6 @@ func TestFindEndsForAnyAnswers(t *testing.T) {
 	}
 }
 
-func TestFindEndsWithTheProbesError(t *testing.T) {
-	gone := errors.New("server gone")
-	_, err := search(1).Find(t.Context(), func(context.Context, float64) (Outcome, error) { return Outcome{}, gone })
-	if !errors.Is(err, gone) {
-		t.Errorf("Find = %v, want the probe's error", err)
-	}
-}
-
 // A load generator that cannot keep up does not limit the server. A rate that passed is a lower bound. The bound is sure only if the
 // generator was in time.
 func TestALimitedGeneratorGivesALowerBound(t *testing.T) {

@@ -1,8 +1,6 @@
 package capacity
 
 import (
-	"cmp"
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,20 +11,6 @@ import (
 type Step struct {
 	Rate float64 `json:"rate"`
 	Outcome
-}
-
-// Sweep probes every load of a grid in order, whether those before passed or failed: the manual sweep. On an error it
-// also returns the steps before.
-func Sweep(ctx context.Context, grid []float64, probe Probe) ([]Step, error) {
-	steps := make([]Step, 0, len(grid))
-	for _, rate := range grid {
-		outcome, err := probe(ctx, rate)
-		if err != nil {
-			return steps, err
-		}
-		steps = append(steps, Step{rate, outcome})
-	}
-	return steps, nil
 }
 
 // Highest returns the capacity of a sweep. Its Rate is the highest load of the grid that kept the SLO. High is the next
@@ -113,26 +97,4 @@ func lateBetween(steps []Step, low, high *Step) (between, all string) {
 		words[i] = fmt.Sprintf("%.4g (%s)", load, reasons[load])
 	}
 	return between, strings.Join(words, ", ")
-}
-
-// Best returns the indices of the highest capacities, in ascending order: more than one is a tie. It is empty when none
-// met the SLO.
-func Best(all []Capacity) []int {
-	var best []int
-	for i, c := range all {
-		if !c.Met() {
-			continue
-		}
-		order := 1
-		if len(best) > 0 {
-			order = cmp.Compare(c.Rate, all[best[0]].Rate)
-		}
-		switch {
-		case order > 0:
-			best = []int{i}
-		case order == 0:
-			best = append(best, i)
-		}
-	}
-	return best
 }

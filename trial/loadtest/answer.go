@@ -1,6 +1,7 @@
 package loadtest
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -41,19 +42,15 @@ type AnswerRun struct {
 func newAnswer(found capacity.Capacity, s *Search) Answer {
 	a := Answer{Capacity: found, Met: found.Met() && found.Low > 0, lowest: s.Min, budget: s.Budget, Runs: []AnswerRun{}}
 	a.Capacity.Steps = nil
-	var probes []trial.Probe
 	for _, run := range s.runs {
 		v := run.Verdict
-		probes = append(probes, run.Probe)
-		a.Runs = append(a.Runs, AnswerRun{run.Rate, v.Pass, v.Binding, v.Reason, v.ClientLimited, run.inFlight(), trial.Readings(v), failing(v)})
+		a.Runs = append(a.Runs, AnswerRun{run.Rate, v.Pass, v.Binding, v.Reason, v.ClientLimited, inFlight(run), trial.Readings(v), failing(v)})
 	}
-	if advice, ok := trial.Advise(found, s.Margin, probes); ok {
+	if advice, ok := trial.Advise(found, s.Margin, s.runs); ok {
 		a.Advice = &advice
 	}
-	for i := range a.Runs {
-		if run := &a.Runs[i]; !a.Met && (a.Floor == nil || run.Rate < a.Floor.Rate) {
-			a.Floor = run
-		}
+	if !a.Met && len(a.Runs) > 0 {
+		a.Floor = new(slices.MinFunc(a.Runs, func(x, y AnswerRun) int { return cmp.Compare(x.Rate, y.Rate) }))
 	}
 	return a
 }

@@ -13,6 +13,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
@@ -88,20 +89,16 @@ func (b *Bench) requests() iter.Seq[*workload.Request] {
 
 // Sweep makes the runs one after the other, whatever the results of the earlier ones are.
 func (b *Bench) Sweep(ctx context.Context, report *Report) error {
-	grid, next := make([]float64, len(b.Runs)), 0
-	for i, r := range b.Runs {
-		grid[i] = r.level()
-	}
-	steps, err := capacity.Sweep(ctx, grid, func(ctx context.Context, _ float64) (capacity.Outcome, error) {
-		r, err := b.measure(ctx, b.Runs[next], nil)
+	var steps []capacity.Step
+	for _, planned := range b.Runs {
+		r, err := b.measure(ctx, planned, nil)
 		if err != nil {
-			return capacity.Outcome{}, err
+			return err
 		}
-		next++
-		return r.outcome(), report.add(r)
-	})
-	if err != nil {
-		return err
+		if err := report.add(r); err != nil {
+			return err
+		}
+		steps = append(steps, capacity.Step{Rate: r.Load(), Outcome: r.outcome()})
 	}
 	return report.Finish(steps)
 }
@@ -114,11 +111,11 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 		}
 	}
 	client := *b.Client
-	progress := newProgress(b.Notes, planned)
-	client.Progress = progress.show
+	shown := render.NewProgress(b.Notes).Quietly()
+	client.Progress = func(at bench.Progress) { shown.Show(planned.stage(at)) } // called once a second
 	sender := cmp.Or[trial.ClosedLoad](b.Sender, &client)
-	run, err := sender.RunClosed(ctx, planned.schedule, cmp.Or(planned.concurrency, client.MaxInFlight), b.byRules(stop))
-	progress.shown.End()
+	run, err := sender.RunClosed(ctx, planned.schedule, cmp.Or(planned.Streams, client.MaxInFlight), b.byRules(stop))
+	shown.End()
 	switch {
 	case errors.Is(err, context.Canceled):
 		return Result{}, interruptedError(fmt.Sprintf("%s was interrupted and has no result; runs before it are complete", planned))
@@ -130,8 +127,8 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 	}
 	scope := b.scope(planned, run)
 	r := Result{
-		Run: planned, Measurement: bench.Measure(run, scope), scope: scope, samples: run.Samples, took: run.Elapsed, stopped: run.Stopped,
-		workload: fmt.Sprintf("%s, seed %d", b.workload(), b.Load.Seed),
+		Run: planned, Measurement: bench.Measure(run, scope), scope: scope, samples: run.Samples,
+		took: run.Elapsed, stopped: run.Stopped,
 	}
 	if b.SLO != nil && run.Tally == nil {
 		n := planned.planned
@@ -171,7 +168,6 @@ func (b *Bench) workload() string {
 	return b.Load.Source.Name()
 }
 
-// rules returns the client's rules for its endpoint.
 func (b *Bench) rules() bench.Rules { return b.Client.Rules.For(b.Client.Endpoint) }
 
 // byRules returns a Stop that applies the rules to the samples and then asks stop.
@@ -185,7 +181,7 @@ func (b *Bench) byRules(stop bench.Stop) bench.Stop {
 // scope says which part of a run is measured.
 func (b *Bench) scope(planned Run, run bench.Run) bench.Scope {
 	scope := bench.Scope{
-		Rate: planned.rate, Start: planned.leadIn, Length: planned.window,
+		Rate: planned.Rate, Start: planned.leadIn, Length: planned.window,
 		Natural: b.Client.Natural, Rules: b.rules(), Limits: b.Limits,
 	}
 	if planned.window > 0 {

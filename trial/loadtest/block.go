@@ -28,7 +28,7 @@ func (t *block) title(text string, rule string) {
 }
 
 // writeBlock writes one run under the names of vllm bench serve (0.14.1 and 0.33), and adds figures of its own.
-func writeBlock(w io.Writer, r Result) error {
+func writeBlock(w io.Writer, r Result, workload string) error {
 	var t block
 	m := r.Measurement
 	if r.Limited != "" {
@@ -40,7 +40,7 @@ func writeBlock(w io.Writer, r Result) error {
 		t.WriteString("\n")
 	}
 	t.title("Serving Benchmark Result", "=")
-	t.Paragraph("Workload: "+r.workload, "  ")
+	t.Paragraph("Workload: "+workload, "  ")
 	t.counts(r)
 	t.row("Request throughput (req/s):", "%.2f", m.RequestThroughput)
 	if m.Good > 0 || len(m.Over) > 0 {
@@ -91,12 +91,12 @@ func (t *block) counts(r Result) {
 		t.row("  "+string(kind)+":", "%d", m.Failures[kind])
 	}
 	switch {
-	case r.concurrency > 0:
-		t.row("Maximum request concurrency:", "%d", r.concurrency)
-	case r.rate > 0 && m.Sessions.Turns > 0:
-		t.row("Session rate configured (sessions/s):", "%.2f", r.rate)
-	case r.rate > 0:
-		t.row("Request rate configured (RPS):", "%.2f", r.rate)
+	case r.Streams > 0:
+		t.row("Maximum request concurrency:", "%d", r.Streams)
+	case r.Rate > 0 && m.Sessions.Turns > 0:
+		t.row("Session rate configured (sessions/s):", "%.2f", r.Rate)
+	case r.Rate > 0:
+		t.row("Request rate configured (RPS):", "%.2f", r.Rate)
 		if m.Window > 0 {
 			t.row("Request rate of these draws (RPS):", "%.2f", float64(m.Requests)/m.Window.Seconds())
 		}
@@ -134,7 +134,6 @@ func (t *block) verdict(r Result) {
 	}
 }
 
-// failuresText counts the failures by kind in one line.
 func failuresText(m bench.Measurement) string {
 	var words []string
 	for _, kind := range slices.Sorted(maps.Keys(m.Failures)) {

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
 )
 
 // A Load says what is asked and when, at any rate or concurrency.
@@ -65,7 +66,7 @@ func (l Load) Planned(rate float64) time.Duration {
 // Open is an open-loop run at a rate. Runs of different draws share neither requests nor arrival times.
 func (l Load) Open(rate float64, draw int) Run {
 	plan := l.plan(rate, draw)
-	r := Run{rate: rate, leadIn: plan.LeadIn, schedule: l.cut(plan.Schedule())}
+	r := Run{Level: trial.Level{Rate: rate}, leadIn: plan.LeadIn, schedule: l.cut(plan.Schedule())}
 	if l.Rescale {
 		r.leadIn = 0
 	}
@@ -83,13 +84,13 @@ func (l Load) Closed(streams int) Run {
 	if loop.N == 0 {
 		loop.N = max(minimum, perStream*streams, l.MinJudged)
 	}
-	return Run{concurrency: streams, planned: loop.N, schedule: l.cut(loop.Schedule())}
+	return Run{Level: trial.Level{Streams: streams}, planned: loop.N, schedule: l.cut(loop.Schedule())}
 }
 
 // Ramp is a run whose rate rises or falls from one value to another.
 func (l Load) Ramp(from, to float64, exponential bool) Run {
 	ramp := workload.Ramp{Source: l.Source, Seed: l.Seed, From: from, To: to, Exponential: exponential, N: l.MinRequests(), Burstiness: l.Arrivals.Burstiness}
-	r := Run{ramp: true, from: from, to: to, schedule: l.cut(ramp.Schedule())}
+	r := Run{from: from, to: to, schedule: l.cut(ramp.Schedule())}
 	r.planned, r.window = ramp.Counted()
 	return r
 }

@@ -7,9 +7,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
 )
@@ -93,7 +95,7 @@ func TestRatesInTables(t *testing.T) {
 // A row says if the load generator decided the verdict. If the run ended early, the row shows the p99 that the verdict used.
 func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	v := slo.Verdict{Reason: "p99 TTFT 196.4 ms breaks 40 ms", Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 40, ValueMS: 196.4}}}
-	r := Result{Run: Run{rate: 20}, Verdict: &v, stopped: true}
+	r := Result{Run: Run{Level: trial.Level{Rate: 20}}, Verdict: &v, stopped: true}
 	r.Measurement.TTFT, r.Measurement.Completed = bench.Stats{N: 130, P50: 20, P99: 68.1}, 130
 	r.notes = (&Bench{Client: &bench.Client{}}).notes(r, bench.Run{Stopped: true})
 	var out bytes.Buffer
@@ -104,6 +106,12 @@ func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "of the 130 that were completed they are 68.1 and - ms") {
 		t.Errorf("the row does not show both figures:\n%s", text)
 	}
+	none := r
+	none.Measurement = bench.Measurement{}
+	out.Reset()
+	if err := o.writeRow(none); err != nil || !strings.HasPrefix(strings.Join(strings.Fields(out.String()), " "), "20 0.00 0 - 196 - - - - 0 failed") {
+		t.Errorf("where no request was completed, the row is %v\n%s\nwant the p99 that the verdict used, and no other latency", err, &out)
+	}
 	late := r
 	late.Verdict, late.Limited = &slo.Verdict{Pass: true, ClientLimited: "late"}, "late"
 	if word := VerdictWord(late); word != "client-limited" {
@@ -112,9 +120,59 @@ func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	if err := keptAny([]capacity.Step{{Rate: 20, Outcome: late.outcome()}}); !errors.Is(err, ErrNoRunKept) {
 		t.Errorf("one late pass gives %v, want that no run kept the SLO", err)
 	}
-	in := Result{Run: Run{rate: 20}, Verdict: &slo.Verdict{Pass: true}}
+	in := Result{Run: Run{Level: trial.Level{Rate: 20}}, Verdict: &slo.Verdict{Pass: true}}
 	in.Measurement.SendLag.P99, in.Measurement.Window = 147, 2*time.Second
 	if !in.outcome().Pass {
 		t.Error("slow sending turned a pass into a fail, although the verdict does not blame the load generator")
+	}
+}
+
+func TestCapacityTextFitsATerminal(t *testing.T) {
+	runs := []AnswerRun{{Rate: 1, Pass: true}, {Rate: 1.35}, {Rate: 2, Limited: "late"}, {Rate: 1.161, Pass: true}, {Rate: 1.162}, {Rate: 1.163}}
+	floor := &AnswerRun{Rate: 0.0234, Reason: "p99 TTFT 1350 ms breaks 1000 ms (9 of 300 over it, 3 may be)", Binding: "p99 TTFT", InFlight: 12}
+	for _, a := range []Answer{
+		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Lowest: 1.02, Highest: 1.4, StdErr: 0.1, Bound: capacity.Exact, Binding: "p99 TPOT",
+			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "one probe, at 3.1 req/s, contradicts this; it may be chance"}},
+		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 1, Why: "bracketed to 16 %"}},
+		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 32.9, Low: 18.1, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Probes: 4, Limited: "late",
+			Why: "at 32.9 req/s the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"}},
+		{Floor: floor, Capacity: capacity.Capacity{Rate: 0.0234, High: 0.0234, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate, 0.0234 req/s"}, lowest: 0.01, budget: time.Hour},
+	} {
+		text := a.text()
+		for line := range strings.Lines(text) {
+			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
+				t.Errorf("%d columns: %s", n, line)
+			}
+		}
+		if !strings.HasPrefix(text, "capacity  ") || !strings.Contains(text, "\nsearch    ") {
+			t.Errorf("the answer lacks the line capacity or search:\n%s", text)
+		}
+	}
+}
+
+// A rate that passed only with a late load generator is a lower bound. It is neither proof nor success.
+func TestALateSearchDoesNotSucceed(t *testing.T) {
+	const why = "the load generator was 17.5 ms late at p99"
+	for _, row := range []struct {
+		low  float64
+		kept bool
+		want []string
+	}{
+		{0, false, []string{"capacity  at least about 32.9 req/s, passed while the load generator was late: " + why, "remedy    " + MoreCores}},
+		{20, true, []string{"at least 20 req/s with the load generator in time", "advice    18 req/s"}},
+	} {
+		var out bytes.Buffer
+		report := &Report{Out: &out, Format: FormatText, Bench: &Bench{}}
+		found := capacity.Capacity{Rate: 32.9, Low: row.low, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Limited: why, Why: why}
+		err := report.capacity(newAnswer(found, &Search{Margin: 0.9}))
+		if (err == nil) != row.kept || err != nil && (!errors.Is(err, ErrNoRunKept) || !strings.Contains(err.Error(), MoreCores)) {
+			t.Errorf("passed %g in time: %v, want success %t, or a remedy", row.low, err, row.kept)
+		}
+		text := strings.Join(strings.Fields(out.String()), " ")
+		for _, want := range row.want {
+			if !strings.Contains(text, strings.Join(strings.Fields(want), " ")) {
+				t.Errorf("passed %g in time: no %q in\n%s", row.low, want, &out)
+			}
+		}
 	}
 }

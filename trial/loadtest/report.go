@@ -1,6 +1,7 @@
 package loadtest
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,9 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/goccy/go-yaml"
 
+	"vllmtuner/bench"
+	"vllmtuner/bench/workload"
 	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/studies/rights"
@@ -73,7 +77,6 @@ func (o *Report) openFile(write func(*os.File) error) error {
 	return errors.Join(write(f), f.Close())
 }
 
-// add reports one run.
 func (o *Report) add(r Result) error {
 	o.rows++
 	if r.Measurement.Completed == 0 {
@@ -83,32 +86,43 @@ func (o *Report) add(r Result) error {
 		o.failed = append(o.failed, fmt.Sprintf("%s is void: %s", r.Run, r.Measurement.Void))
 	}
 	result, err := o.Meta.result(o.Bench, r)
-	if err != nil {
-		return err
+	if err == nil {
+		err = o.document(result)
 	}
+	switch {
+	case err != nil:
+		return err
+	case o.Format == FormatCSV:
+		return o.writeCSV(r)
+	case o.Format != FormatText:
+		return nil
+	case o.table():
+		return o.writeRow(r)
+	}
+	return writeBlock(o.Out, r, fmt.Sprintf("%s, seed %d", o.Bench.workload(), o.Bench.Load.Seed))
+}
+
+// document writes a result for programs: to the result file, and in JSON or YAML to the output. In the file each result
+// takes one line, as vllm bench serve --append-result writes it.
+func (o *Report) document(v any) error {
 	if o.File != "" {
-		if err := o.writeFile(result); err != nil {
-			return err
+		if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil {
+			return fmt.Errorf("write the result file: %w", err)
 		}
 	}
 	switch o.Format {
 	case FormatJSON:
-		return writeJSON(o.Out, result, "  ")
+		return writeJSON(o.Out, v, "  ")
 	case FormatYAML:
-		return o.writeYAML(result)
-	case FormatCSV:
-		return o.writeCSV(r)
+		return o.writeYAML(v)
 	}
-	if o.table() {
-		return o.writeRow(r)
-	}
-	return writeBlock(o.Out, r)
+	return nil
 }
 
 // Finish ends the report. Below a table it names the highest load that kept the SLO.
 func (o *Report) Finish(steps []capacity.Step) error {
 	if o.table() && o.Bench.SLO != nil && o.Format == FormatText {
-		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].concurrency > 0), "  ", render.DefaultWidth)); err != nil {
+		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].Streams > 0), "  ", render.DefaultWidth)); err != nil {
 			return err
 		}
 	}
@@ -140,23 +154,12 @@ func keptAny(steps []capacity.Step) error {
 
 // capacity reports the answer of a search. In JSON and YAML the answer is the last object. People then read it among the notes.
 func (o *Report) capacity(a Answer) error {
-	if o.File != "" {
-		if err := o.writeFile(a); err != nil {
-			return err
-		}
-	}
-	var err error
-	people := o.Bench.Notes
-	switch o.Format {
-	case FormatText:
-		people = o.Out
-	case FormatJSON:
-		err = writeJSON(o.Out, a, "  ")
-	case FormatYAML:
-		err = o.writeYAML(a)
-	}
-	if err != nil {
+	if err := o.document(a); err != nil {
 		return err
+	}
+	people := o.Bench.Notes
+	if o.Format == FormatText {
+		people = o.Out
 	}
 	if _, err := io.WriteString(people, a.text()); err != nil {
 		return err
@@ -166,14 +169,6 @@ func (o *Report) capacity(a Answer) error {
 	}
 	if !a.Met {
 		return ErrNoRunKept
-	}
-	return nil
-}
-
-// writeFile adds an object to the result file, in one line, as vllm bench serve --append-result does.
-func (o *Report) writeFile(v any) error {
-	if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil {
-		return fmt.Errorf("write the result file: %w", err)
 	}
 	return nil
 }
@@ -199,4 +194,43 @@ func (o *Report) writeYAML(v any) error {
 	}
 	_, err = o.Out.Write(text)
 	return err
+}
+
+// Meta is what all results of one command have in common.
+type Meta struct {
+	Burstiness float64
+	Metadata   map[string]string
+	Detailed   bool // list the single requests too
+}
+
+// Check finds keys of the metadata that the result has already.
+func (m Meta) Check(b *Bench) error {
+	_, err := m.result(b, Result{})
+	return err
+}
+
+// result is one run under the names of vllm bench serve.
+func (m Meta) result(b *Bench, r Result) (bench.VLLMResult, error) {
+	backend := "openai"
+	if b.Client.Endpoint == workload.Chat {
+		backend = "openai-chat"
+	}
+	var details []bench.Sample
+	if m.Detailed {
+		details = r.samples
+	}
+	measured := r.Measurement
+	if r.Measurement.Queue.N > 0 && len(r.samples) > 0 { // vLLM's latencies leave out the time that a request waits in the client
+		from := bench.WithoutQueue(r.samples)
+		measured = bench.Measure(bench.Run{Samples: from, Series: r.Measurement.Series, Lateness: r.Measurement.Lateness}, r.scope)
+		measured.Queue = r.Measurement.Queue
+		if m.Detailed {
+			details = from
+		}
+	}
+	return bench.NewVLLMResult(measured, bench.VLLMMeta{
+		Date: time.Now(), Backend: backend, Model: b.Client.Model, Prompts: r.planned, Rate: r.Rate,
+		Burstiness: m.Burstiness, MaxConcurrency: cmp.Or(r.Streams, b.Client.MaxInFlight), Metadata: m.Metadata,
+		Workload: b.workload(), Seed: b.Load.Seed, Natural: b.Client.Natural,
+	}, details)
 }

@@ -7,6 +7,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/slo"
@@ -14,11 +15,9 @@ import (
 
 // A Run is a planned run: one load for one window.
 type Run struct {
+	trial.Level               // its rate may be of live sessions; both are 0 in a ramp and in a replay
 	primes      bool          // the run only fills the prefix cache and is not reported
-	rate        float64       // offered requests per second, or live sessions per second; 0 in a closed loop
-	concurrency int           // streams of a closed loop; 0 in an open one
-	ramp        bool          // from one rate to another
-	from, to    float64       // requests per second of the ramp
+	from, to    float64       // requests per second of a ramp; 0 in other runs
 	planned     int           // counted requests
 	leadIn      time.Duration // begin of the window; unused when window is 0
 	window      time.Duration // 0 when the run ends after a number of requests
@@ -29,34 +28,24 @@ type Run struct {
 func (r Run) String() string {
 	switch {
 	case r.primes:
-		return fmt.Sprintf("filling the prefix cache at %g req/s", r.rate)
-	case r.concurrency > 0:
-		return fmt.Sprintf("concurrency %d", r.concurrency)
-	case r.ramp:
+		return fmt.Sprintf("filling the prefix cache at %s", r.Level)
+	case r.to > 0:
 		return fmt.Sprintf("%g to %g req/s", r.from, r.to)
-	case r.rate == 0:
+	case r.Level == trial.Level{}:
 		return "as recorded"
 	}
-	return fmt.Sprintf("%g req/s", r.rate)
+	return r.Level.String()
 }
 
 // Requests is how many requests are counted.
 func (r Run) Requests() int { return r.planned }
 
-// Streams is how many requests are in flight at once. It is exact in a closed loop. In an open loop it is the requests of one second.
-func (r Run) Streams() (n int, exact bool) {
-	if r.concurrency > 0 {
-		return r.concurrency, true
+// InFlight is how many requests are in flight at once. It is exact in a closed loop. In an open loop it is the requests of one second.
+func (r Run) InFlight() (n int, exact bool) {
+	if r.Streams > 0 {
+		return r.Streams, true
 	}
-	return int(math.Ceil(max(r.rate, r.from, r.to))), false
-}
-
-// level is what a sweep varies: the streams of a closed loop, or the rate.
-func (r Run) level() float64 {
-	if r.concurrency > 0 {
-		return float64(r.concurrency)
-	}
-	return r.rate
+	return int(math.Ceil(max(r.Rate, r.from, r.to))), false
 }
 
 // A Result is what one run measured.
@@ -66,7 +55,6 @@ type Result struct {
 	scope       bench.Scope
 	samples     []bench.Sample // the counted requests; none where they were too many
 	Verdict     *slo.Verdict   // nil without an SLO
-	workload    string         // the workload and its seed
 	Limited     string         // why the load generator may have spoiled the figures; "" when it did not
 	notes       []string       // what else a reader must know
 	took        time.Duration  // from the start to the end of the last request
@@ -75,30 +63,102 @@ type Result struct {
 
 // ResultOf is the result of a trial's probe, for its row in a table.
 func ResultOf(p trial.Probe) Result {
-	return Result{Run: Run{rate: p.Rate, concurrency: p.Streams}, Measurement: p.Measurement, Verdict: &p.Verdict, Limited: p.Verdict.ClientLimited}
-}
-
-// judged returns the figures of a latency with the 99th percentile that the verdict used. In a run that ended early the verdict
-// counts requests that still waited, while the measurement has completed ones alone.
-func (r Result) judged(limit string, s bench.Stats) bench.Stats {
-	if r.stopped && r.Verdict != nil {
-		for _, c := range r.Verdict.Checks {
-			if c.Limit == limit && c.ValueMS > 0 {
-				s.P99, s.N = c.ValueMS, max(s.N, 1)
-			}
-		}
-	}
-	return s
+	return Result{Run: Run{Level: p.Level()}, Measurement: p.Measurement, Verdict: &p.Verdict, Limited: p.Verdict.ClientLimited}
 }
 
 // outcome is the run as a search or a sweep sees it. Without a verdict it did not pass.
 func (r Result) outcome() capacity.Outcome {
+	if r.Verdict != nil {
+		return trial.Probe{Verdict: *r.Verdict, Measurement: r.Measurement, GPUTime: r.took}.Outcome()
+	}
 	o := capacity.Outcome{InFlight: r.Measurement.MeanInFlight, Limited: r.Limited}
 	if r.Measurement.Void != "" {
 		o.Limited = "the run is void"
 	}
-	if v := r.Verdict; v != nil {
-		o.Pass, o.Headroom, o.Binding, o.Limited = trial.Passed(*v, r.Measurement), v.Headroom, v.Binding, v.ClientLimited
-	}
 	return o
+}
+
+// stage is how far the run is.
+func (r Run) stage(at bench.Progress) render.Stage {
+	step := r.step(at)
+	s := render.Stage{
+		Head: r.String(), Share: float64(at.Ended) / float64(max(1, r.planned)), Step: step, Plain: fmt.Sprintf("%s  %s", r, step),
+	}
+	switch {
+	case r.window > 0:
+		length := r.leadIn + r.window
+		s.Share, s.Until = at.Now.Seconds()/length.Seconds(), render.After(length-at.Now)
+	case at.Ended > 0:
+		s.Until = render.After(time.Duration(float64(at.Now) * float64(r.planned-at.Ended) / float64(at.Ended)))
+	}
+	return s
+}
+
+// step says in which phase the run is, and what it has measured.
+func (r Run) step(at bench.Progress) string {
+	phase := "window"
+	switch {
+	case at.Counted == 0:
+		phase = "lead-in"
+	case at.RunOut, at.Counted >= r.planned:
+		phase = "run-out"
+	}
+	text := fmt.Sprintf("%s %d/%d done, %d in flight", phase, at.Ended, r.planned, at.InFlight)
+	if at.Failed > 0 {
+		text += fmt.Sprintf(", %d failed", at.Failed)
+	}
+	if at.TTFT99 > 0 {
+		text += fmt.Sprintf(", p99 TTFT %.0f ms", at.TTFT99)
+	}
+	return text
+}
+
+// notes are what a reader must know before he trusts the figures.
+func (b *Bench) notes(r Result, run bench.Run) []string {
+	var notes []string
+	for i := range run.Samples {
+		if s := &run.Samples[i]; s.Detail != "" { // only the first failures keep it
+			notes = append(notes, fmt.Sprintf("first failure, %s: %s", s.Failure, s.Detail))
+			break
+		}
+	}
+	if run.Broken > 0 {
+		notes = append(notes, fmt.Sprintf("%d of %d uncounted requests failed too, the first: %s", run.Broken, run.Others, run.BrokenDetail))
+	}
+	switch {
+	case r.stopped && r.Measurement.Completed == 0:
+		notes = append(notes, "ended early: p99 TTFT and TPOT count the requests that still waited; none was completed")
+	case r.stopped:
+		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT count the requests that still waited; of the %d that were completed they are %s and %s ms",
+			r.Measurement.Completed, cell(Latency(r.Measurement, slo.TTFT, 99)), cell(Latency(r.Measurement, slo.TPOT, 99))))
+	}
+	if run.Stalled > 0 {
+		notes = append(notes, fmt.Sprintf("the load generator itself stood still for %.1f s", run.Stalled.Seconds()))
+	}
+	if b.Client.Natural {
+		notes = append(notes, "natural answers: another run has other work, and its figures do not compare")
+	}
+	if b.SLO != nil && r.Verdict == nil && r.Measurement.Void == "" {
+		notes = append(notes, "no verdict: so many requests were counted that no single samples were kept")
+	}
+	return notes
+}
+
+// Without an SLO, lateness is too much when it is above the jitter of a machine and a visible part of the p99 TTFT.
+const (
+	minLag      = 10.0 // ms
+	minLagShare = 0.1  // of the p99 TTFT
+)
+
+// clientLimited says why the load generator may have spoiled the p99 TTFT of a run without an SLO; "" when it did not.
+func clientLimited(m bench.Measurement) string {
+	for _, lag := range []struct {
+		p99  float64
+		does string
+	}{{m.SendLag.P99, "sent its requests"}, {m.ReadLag.P99, "read the answers"}} {
+		if lag.p99 > minLag && lag.p99 > minLagShare*m.TTFT.P99 {
+			return fmt.Sprintf("the load generator %s %.0f ms late at p99", lag.does, lag.p99)
+		}
+	}
+	return ""
 }

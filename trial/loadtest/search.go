@@ -21,28 +21,22 @@ type Search struct {
 	Margin float64 // the advised rate as a part of the lower end of the interval
 	Prime  bool    // send the workload once before the first run, to fill the prefix cache
 
-	primed  time.Duration // how long the priming took
-	refines bool          // the search refines its answer, so no run ends early: every request adds to the estimate
-	weigher *workload.Weigher
-	runs    []searchRun
-	runOut  time.Duration // the longest so far
+	primed  time.Duration  // how long the priming took
+	refines bool           // the search refines its answer, so no run ends early: every request adds to the estimate
+	longRun *trial.LongRun // of the workload
+	runs    []trial.Probe  // with their number, rate, verdict, measurement and time
+	runOut  time.Duration  // the longest so far
 }
 
-// A searchRun is one run of a search.
-type searchRun struct {
-	trial.Probe // its number, rate, verdict and measurement
-	took        time.Duration
-}
-
-// inFlight is the mean number of requests in the server, by Little's law over the completed ones. It is right even for a run
+// inFlight is the mean number of requests in the server, by Little's law over the completed ones. It is right even for a probe
 // that ended early.
-func (r searchRun) inFlight() float64 { return r.Rate * r.Measurement.E2E.Mean / 1000 }
+func inFlight(p trial.Probe) float64 { return p.Rate * p.Measurement.E2E.Mean / 1000 }
 
 // spent is how long all runs and the priming took.
 func (s *Search) spent() (all time.Duration) {
 	all = s.primed
-	for _, run := range s.runs {
-		all += run.took
+	for _, p := range s.runs {
+		all += p.GPUTime
 	}
 	return all
 }
@@ -53,9 +47,8 @@ func (b *Bench) cost(rate float64) time.Duration { return b.Load.Planned(rate) +
 // FindCapacity searches the highest rate that keeps the SLO, measures the rate that it advises, and reports both.
 func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 	s := b.Search
-	s.weigher = workload.Weigh(b.Load.Source)
-	s.Population = trial.PopulationOf(b.Load.plan(s.Hint, 0), s.weigher)
-	s.Cost, s.Plan = b.cost, b.sayForecast
+	s.longRun = trial.NewLongRun(b.Load.plan(s.Hint, 0))
+	s.Population, s.Cost, s.Plan = s.longRun.Population, b.cost, b.sayForecast
 	b.Client.MaxSamples = math.MaxInt // a verdict needs a sample of each request
 	if err := b.prime(ctx); err != nil {
 		return err
@@ -105,7 +98,7 @@ func (b *Bench) prime(ctx context.Context) error {
 		return nil
 	}
 	pass := workload.Pass{Source: b.Load.Source, Seed: b.Load.Seed, Stream: workload.PrimeStream, Rate: s.Hint, N: n}
-	r, err := b.measure(ctx, Run{primes: true, rate: s.Hint, planned: n, schedule: pass.Schedule()}, nil)
+	r, err := b.measure(ctx, Run{Level: trial.Level{Rate: s.Hint}, primes: true, planned: n, schedule: pass.Schedule()}, nil)
 	s.primed = r.took
 	if err == nil && r.Measurement.Failed > 0 {
 		fmt.Fprintf(b.Notes, "%d of %d requests that were sent before the first run failed\n", r.Measurement.Failed, r.Measurement.Requests)
@@ -148,15 +141,15 @@ func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early b
 	if r.Verdict == nil {
 		return capacity.Outcome{}, InputError{fmt.Errorf("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", planned.planned, rate)}
 	}
-	s.runs = append(s.runs, searchRun{Probe: trial.Probe{Seq: len(s.runs), Rate: rate, Verdict: *r.Verdict, Measurement: r.Measurement}, took: r.took})
+	s.runs = append(s.runs, trial.Probe{Seq: len(s.runs), Rate: rate, Verdict: *r.Verdict, Measurement: r.Measurement, GPUTime: r.took})
 	if stop == nil || r.Verdict.Pass { // it did not end early
 		s.runOut = max(s.runOut, r.took-b.Load.Planned(rate))
 	}
 	o := r.outcome()
-	if o.Took = r.took; len(s.runs) == 1 {
+	if len(s.runs) == 1 {
 		o.Took += s.primed
 	}
-	o.Evidence = trial.EvidenceOf(planned.schedule, s.weigher, rate, len(s.runs)-1, *b.SLO, *r.Verdict)
+	o.Evidence = s.longRun.Evidence(planned.schedule, rate, len(s.runs)-1, *b.SLO, *r.Verdict)
 	return o, nil
 }
 

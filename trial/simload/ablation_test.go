@@ -102,8 +102,7 @@ func parts(studies []study, settings []string) ([]part, error) {
 
 // again estimates the capacity by a variant from the probes of a finding. It returns the errors in per cent.
 func (s study) again(f finding, v variant) ([]float64, error) {
-	weigher := workload.Weigh(s.source)
-	population := trial.PopulationOf(workload.Plan{Source: s.source, Seed: 1}, weigher)
+	population := trial.NewLongRun(workload.Plan{Source: s.source, Seed: 1}).Population
 	errs := make([]float64, len(f.answers))
 	err := each(len(f.answers), func(i int) error {
 		a := f.answers[i]

@@ -14,7 +14,6 @@ import (
 
 	"github.com/samber/lo"
 
-	"vllmtuner/bench"
 	"vllmtuner/realtime"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -83,7 +82,6 @@ func (f finding) covered(truth float64) (hit, of int) {
 	return hit, of
 }
 
-// mean returns the mean of a figure over the repetitions.
 func (f finding) mean(of func(answer) float64) float64 {
 	return mean(lo.Map(f.answers, func(a answer, _ int) float64 { return of(a) }))
 }
@@ -93,13 +91,12 @@ func windowSeconds(a answer) float64 { return a.window.Seconds() }
 
 // robustSD returns the median absolute deviation, scaled to the standard deviation of a normal distribution.
 func robustSD(values []float64) float64 {
-	middle := bench.Percentile(slices.Sorted(slices.Values(values)), 50)
+	middle := median(values)
 	var away []float64
 	for _, v := range values {
 		away = append(away, math.Abs(v-middle))
 	}
-	slices.Sort(away)
-	return 1.4826 * bench.Percentile(away, 50)
+	return 1.4826 * median(away)
 }
 
 // A study has the truth of one world and the findings of all methods there.
@@ -142,21 +139,15 @@ func (s *study) compare(reps int) error {
 		}
 		s.findings = append(s.findings, f)
 	}
-	for _, f := range s.findings[len(own):] {
-		if f.method != cheapest { // every other rival takes longer than our search does in any setting
-			continue
-		}
-		m, err := s.oursWithin(f.mean(windowSeconds), "ours, as "+f.method)
-		if err != nil {
-			return err
-		}
-		same, err := s.repeat(m, 0, reps)
-		if err != nil {
-			return err
-		}
-		s.findings = append(s.findings, same)
+	// Every other rival takes longer than our search does in any setting.
+	i := slices.IndexFunc(s.findings, func(f finding) bool { return f.method == cheapest })
+	m, err := s.oursWithin(s.findings[i].mean(windowSeconds), "ours, as "+cheapest)
+	if err != nil {
+		return err
 	}
-	return nil
+	same, err := s.repeat(m, 0, reps)
+	s.findings = append(s.findings, same)
+	return err
 }
 
 // oursWithin returns our search with windows scaled so that they last some seconds in all. Pilot runs with other draws give
@@ -197,13 +188,10 @@ func setting(t *testing.T, variable string, otherwise int) int {
 
 // chosenWorlds returns the named and the random worlds that the environment variables choose.
 func chosenWorlds(t *testing.T) []world {
-	worlds, err := namedWorlds()
-	if err != nil {
-		t.Fatal(err)
-	}
+	worlds := namedWorlds(t)
 	seed, n := setting(t, seedVariable, 1), setting(t, randomVariable, 4)
 	random := make([]world, n)
-	err = each(n, func(i int) (err error) {
+	err := each(n, func(i int) (err error) {
 		random[i], err = randomWorld(uint64(seed*1000 + i))
 		return err
 	})
@@ -280,12 +268,8 @@ func writePage(t *testing.T, file, text string) {
 // A truth measured with little effort is the same for other draws, and each of our searches ends near it.
 func TestCapacityIsFound(t *testing.T) {
 	realtime.Only(t, "simulates half a million requests")
-	worlds, err := namedWorlds()
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, name := range []string{"small-seqs16", "small-tpot"} {
-		w := named(worlds, name)
+		w := named(t, name)
 		little := effort{stretch{5000, 300 * time.Second}, 6, 6, 0}
 		truth, err := w.truth(truthDraws, little)
 		if err != nil {
@@ -314,11 +298,7 @@ func TestCapacityIsFound(t *testing.T) {
 // Each rival finds the capacity as exactly as the steps of its rates allow.
 func TestRivalsFindACapacity(t *testing.T) {
 	realtime.Only(t, "simulates the loads of rivals")
-	worlds, err := namedWorlds()
-	if err != nil {
-		t.Fatal(err)
-	}
-	w := named(worlds, "small-seqs16")
+	w := named(t, "small-seqs16")
 	w.guess = 7.5 // within 2 % of the world's true capacity
 	for _, row := range []struct {
 		name             string

@@ -55,19 +55,13 @@ func httpURL(t *testing.T, p *sim.Profile) string {
 func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	const maxError = 0.02
-	p, err := sim.LoadProfile("h200-llama70b-fp8")
-	if err != nil {
-		t.Fatal(err)
-	}
+	p := profile(t, "h200-llama70b-fp8")
 	p.StartUp = sim.StartUp{}
 	client := &bench.Client{URL: httpURL(t, p), Model: "m"}
 	var ttft, tpot []float64
 	for seed := range uint64(9) {
-		source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 3000, OutputTokens: 20}, seed)
-		if err != nil {
-			t.Fatal(err)
-		}
-		plan := workload.Plan{Source: source, Seed: seed, Rate: 1.2, LeadIn: time.Second, Window: 9 * time.Second, MinRequests: 6}
+		requests := source(t, workload.Spec{Kind: "random", InputTokens: 3000, OutputTokens: 20}, seed)
+		plan := workload.Plan{Source: requests, Seed: seed, Rate: 1.2, LeadIn: time.Second, Window: 9 * time.Second, MinRequests: 6}
 		_, virtual, err := (&Rig{Profile: p}).Start(t.Context(), trial.Launch{Progress: func(string) {}})
 		if err != nil {
 			t.Fatal(err)
@@ -96,5 +90,5 @@ func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 }
 
 func median(values []float64) float64 {
-	return slices.Sorted(slices.Values(values))[len(values)/2]
+	return bench.Percentile(slices.Sorted(slices.Values(values)), 50)
 }

@@ -22,16 +22,12 @@ type load struct {
 // Run sends the schedule and computes the engine's steps until every counted request has ended. Without a run-out in the schedule
 // it waits for all requests. It leaves the engine idle.
 func (l *load) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
-	return l.run(ctx, schedule, 0, stop)
+	return l.RunClosed(ctx, schedule, 0, stop)
 }
 
-// RunClosed is Run with a fixed number of streams: a stream sends its next request when its client has the last token of the one
-// before.
+// RunClosed is Run with a fixed number of streams: a stream sends its next request when its client has the last token of the
+// answer before. With 0 streams the loop is open.
 func (l *load) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
-	return l.run(ctx, schedule, streams, stop)
-}
-
-func (l *load) run(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
 	next, end := iter.Pull(schedule)
 	defer end()
 	f := &loadRun{load: l, next: next, stop: stop, nextCheck: 1, closed: streams > 0, free: make([]float64, streams)}

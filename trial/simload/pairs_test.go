@@ -20,12 +20,9 @@ type pair struct {
 }
 
 // chosenPairs returns the pairs of the table. Some flags change which limit breaks first; others change little.
-func chosenPairs() ([]pair, error) {
-	worlds, err := namedWorlds()
-	if err != nil {
-		return nil, err
-	}
-	one := func(name string) world { return named(worlds, name) }
+func chosenPairs(t *testing.T) []pair {
+	t.Helper()
+	one := func(name string) world { return named(t, name) }
 	with := func(w world, args ...string) world {
 		w.args = slices.Concat(w.args, args)
 		return w
@@ -36,7 +33,7 @@ func chosenPairs() ([]pair, error) {
 		{"h200, 500/200: 48 and 64 sequences", one("h200-seqs48"), with(one("h200-seqs48"), "--max-num-seqs", "64")},
 		{"small-fast, 800/200: default and 1024 tokens", one("small-plain"), with(one("small-plain"), "--max-num-batched-tokens", "1024")},
 		{"small-fast, 40 × 1500 + 200/150: utilization .8 and .7", one("small-shared"), with(one("small-shared"), "--gpu-memory-utilization", "0.7")},
-	}, nil
+	}
 }
 
 // A pairing has the results of all repetitions of a pair, in per cent.
@@ -106,15 +103,11 @@ func TestPairTable(t *testing.T) {
 		t.Skip("takes minutes; make bench-capacity runs it")
 	}
 	reps := setting(t, repsVariable, 40)
-	pairs, err := chosenPairs()
-	if err != nil {
-		t.Fatal(err)
-	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "%sCommit %s, %d repetitions.\n\n", pairsHead, os.Getenv(commitVariable), reps)
 	b.WriteString("| pair | setting | mean | SD, same draws | SD, independent | SD, same / independent | stated | if independent | holds | s |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|\n")
-	for _, p := range pairs {
+	for _, p := range chosenPairs(t) {
 		for i, lengths := range []trial.Lengths{searchLengths, confirmLengths} {
 			q, err := p.measure(lengths, reps)
 			if err != nil {

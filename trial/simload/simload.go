@@ -37,8 +37,7 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 		return nil, nil, startError(err, r.Profile.StartUp.Total())
 	}
 	engine.Seed, engine.Each = uint64(launch.Number), r.ITL
-	s := &server{engine: engine, exited: make(chan struct{})}
-	return s, &load{engine: engine, prompts: &r.prompts}, nil
+	return &server{engine}, &load{engine: engine, prompts: &r.prompts}, nil
 }
 
 // startError gives a failed start the class that the log of a real server would show, and the time that a real start takes.
@@ -56,11 +55,8 @@ func startError(err error, took time.Duration) error {
 	return exit
 }
 
-// A server is one simulated server. It is idle while no load runs.
-type server struct {
-	engine *sim.Engine
-	exited chan struct{}
-}
+// A server is one simulated server. It is idle while no load runs, and it never dies.
+type server struct{ engine *sim.Engine }
 
 func (s *server) Facts() serverctl.Facts {
 	p, o := s.engine.Profile, s.engine.Options
@@ -108,7 +104,7 @@ func (s *server) Drain(context.Context) (time.Duration, error) {
 	return 0, nil
 }
 
-func (s *server) Exited() <-chan struct{} { return s.exited }
+func (s *server) Exited() <-chan struct{} { return nil }
 
 func (s *server) Err() error { return nil }
 

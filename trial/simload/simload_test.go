@@ -15,14 +15,25 @@ import (
 	"vllmtuner/trial"
 )
 
-func rig(t *testing.T) *Rig {
-	t.Helper()
-	p, err := sim.LoadProfile("small-fast")
+func profile(tb testing.TB, name string) *sim.Profile {
+	tb.Helper()
+	p, err := sim.LoadProfile(name)
 	if err != nil {
-		t.Fatal(err)
+		tb.Fatal(err)
 	}
-	return &Rig{Profile: p, ITL: true}
+	return p
 }
+
+func source(tb testing.TB, spec workload.Spec, seed uint64) workload.Source {
+	tb.Helper()
+	s, err := workload.Open(spec, seed)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+func rig(t *testing.T) *Rig { return &Rig{Profile: profile(t, "small-fast"), ITL: true} }
 
 func start(t *testing.T, r *Rig, args string) (trial.Server, trial.Load) {
 	t.Helper()
@@ -35,11 +46,8 @@ func start(t *testing.T, r *Rig, args string) (trial.Server, trial.Load) {
 
 func plan(t *testing.T, rate float64, output int) workload.Plan {
 	t.Helper()
-	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 100, OutputTokens: output, Requests: 50}, 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return workload.Plan{Source: source, Seed: 1, Rate: rate, LeadIn: time.Second, Window: 5 * time.Second, MinRequests: 40}
+	requests := source(t, workload.Spec{Kind: "random", InputTokens: 100, OutputTokens: output, Requests: 50}, 1)
+	return workload.Plan{Source: requests, Seed: 1, Rate: rate, LeadIn: time.Second, Window: 5 * time.Second, MinRequests: 40}
 }
 
 func TestRunCountsTheWindowAlone(t *testing.T) {
@@ -111,6 +119,79 @@ func TestStartRefusesAsTheServerWould(t *testing.T) {
 		exit, ok := errors.AsType[*serverctl.ExitError](err)
 		if !ok || exit.Class != row.class || exit.Code != row.code || exit.Evidence == "" {
 			t.Errorf("%s: Start = %v, want class %s and code %d", row.args, err, row.class, row.code)
+		}
+	}
+}
+
+// closed runs a closed loop on a new server.
+func closed(t *testing.T, args string, streams, requests int) (bench.Run, trial.Server) {
+	t.Helper()
+	server, load := start(t, rig(t), args)
+	loop := workload.Loop{Source: source(t, workload.Spec{Kind: "random", InputTokens: 100, OutputTokens: 20}, 1), N: requests}
+	run, err := load.(trial.ClosedLoad).RunClosed(t.Context(), workload.WithoutRunOut(loop.Schedule()), streams, nil)
+	if err != nil || len(run.Samples) != requests {
+		t.Fatalf("RunClosed gives %d samples, %v; want %d", len(run.Samples), err, requests)
+	}
+	return run, server
+}
+
+// inFlight returns how many requests are in flight at a time.
+func inFlight(run bench.Run, at time.Duration) (n int) {
+	for _, s := range run.Samples {
+		if s.Due <= at && at < s.End {
+			n++
+		}
+	}
+	return n
+}
+
+func TestAClosedLoopKeepsItsStreamsBusy(t *testing.T) {
+	for _, streams := range []int{1, 3, 16} {
+		run, server := closed(t, "", streams, 60)
+		for i, s := range run.Samples {
+			if !s.OK() || s.Sent != s.Due || s.Index != i || s.TTFT() <= 0 || s.OutputTokens != 20 {
+				t.Fatalf("%d streams: sample %d is %+v", streams, i, s)
+			}
+			if n := inFlight(run, s.Due); i >= streams && i < 60-streams && n != streams || n > streams {
+				t.Errorf("%d streams: %d requests are in flight when request %d is sent", streams, n, i)
+			}
+			if i < streams && s.Due != 0 {
+				t.Errorf("%d streams: request %d is sent at %s, want at once", streams, i, s.Due)
+			}
+		}
+		if _, err := server.Drain(t.Context()); err != nil {
+			t.Errorf("%d streams: %v", streams, err)
+		}
+	}
+}
+
+// A stream becomes idle when its client has the whole answer, which is later than when the engine finished it. The stream then
+// sends its next request at once.
+func TestAStreamSendsAgainAtOnce(t *testing.T) {
+	run, _ := closed(t, "", 1, 5)
+	for i := 1; i < 5; i++ {
+		if gap := run.Samples[i].Due - run.Samples[i-1].End; math.Abs(float64(gap)) > float64(time.Microsecond) {
+			t.Errorf("request %d is sent %s after the end of the previous answer, want at once", i, gap)
+		}
+	}
+}
+
+func TestMoreStreamsServeMore(t *testing.T) {
+	last := time.Duration(math.MaxInt64)
+	for _, streams := range []int{1, 2, 4, 8} {
+		run, _ := closed(t, "", streams, 64)
+		if run.Elapsed >= last {
+			t.Errorf("64 requests in %d streams take %s, want less than the %s in half as many streams", streams, run.Elapsed, last)
+		}
+		last = run.Elapsed
+	}
+}
+
+func TestRefusedRequestsFreeTheirStreams(t *testing.T) {
+	run, _ := closed(t, "--max-model-len 110", 2, 10)
+	for i, s := range run.Samples {
+		if s.Failure != bench.Status {
+			t.Errorf("request %d of 120 tokens gives %+v, want status 400", i, s)
 		}
 	}
 }

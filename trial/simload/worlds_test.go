@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"testing"
 	"time"
 
 	"vllmtuner/bench"
@@ -157,30 +158,17 @@ var (
 	wideGrid = [2]float64{0.2, 50}
 )
 
-// named returns the world with a name.
-func named(worlds []world, name string) world {
+func named(tb testing.TB, name string) world {
+	tb.Helper()
+	worlds := namedWorlds(tb)
 	return worlds[slices.IndexFunc(worlds, func(w world) bool { return w.name == name })]
 }
 
 // namedWorlds returns the worlds that every run of the table has.
-func namedWorlds() ([]world, error) {
-	var profiles [3]*sim.Profile
-	for i, name := range []string{"h200-llama70b-fp8", "l4-qwen0.5b", "small-fast"} {
-		p, err := sim.LoadProfile(name)
-		if err != nil {
-			return nil, err
-		}
-		profiles[i] = p
-	}
-	h, l, s := profiles[0], profiles[1], profiles[2]
-	phase1, err := workload.Open(workload.Spec{Kind: "phase1"}, 1)
-	if err != nil {
-		return nil, err
-	}
-	production, err := workload.Open(workload.Spec{Kind: "production"}, 1)
-	if err != nil {
-		return nil, err
-	}
+func namedWorlds(tb testing.TB) []world {
+	tb.Helper()
+	h, l, s := profile(tb, "h200-llama70b-fp8"), profile(tb, "l4-qwen0.5b"), profile(tb, "small-fast")
+	phase1, production := source(tb, workload.Spec{Kind: "phase1"}, 1), source(tb, workload.Spec{Kind: "production"}, 1)
 	long := []string{"--max-model-len", "16384"}
 	with := func(args ...string) []string { return append(args, long...) }
 	alone := []string{noReuse}
@@ -208,7 +196,7 @@ func namedWorlds() ([]world, error) {
 			&population{seed: 5, prompt: 400, output: 150, promptCV: .6, outputCV: .6}, limits(2000, 20), trial.Reset, 10, fastGrid},
 		{"small-shared", "40 × 1500 + 200/150, utilization .8", s, []string{"--gpu-memory-utilization", "0.8"},
 			&population{seed: 4, prompt: 200, output: 150, promptCV: .6, outputCV: .6, prefix: 1500, prefixes: 40}, limits(500, 40), trial.Steady, 10, fastGrid},
-	}, nil
+	}
 }
 
 // The range of capacities that a random world may have, requests per second. Lower ones take hours to measure; higher ones are

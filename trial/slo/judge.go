@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strconv"
 	"time"
 
 	"vllmtuner/bench"
+	"vllmtuner/render"
 )
 
 const (
@@ -50,7 +50,7 @@ func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now t
 		if s := onTime[i]; s.Sent > 0 || s.End > 0 {
 			onTime[i].Due = s.Sent - s.Queued
 			onTime[i].First -= min(s.Blur, s.First)
-			lags = append(lags, milliseconds(s.SendLag()))
+			lags = append(lags, render.InMilliseconds(s.SendLag()))
 		}
 	}
 	slices.Sort(lags)
@@ -67,11 +67,11 @@ func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now t
 			continue
 		}
 		fromDue = true
-		if limit := milliseconds(l.Max); p99 > maxLagPart*limit {
+		if limit := render.InMilliseconds(l.Max); p99 > maxLagPart*limit {
 			return fmt.Sprintf("the load generator was %.3g ms late at p99, more than a tenth of %s's %.4g ms", p99, l, limit)
 		}
 	}
-	if !fromDue && p99 > milliseconds(maxLag) {
+	if !fromDue && p99 > render.InMilliseconds(maxLag) {
 		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, maxLag)
 	}
 	return ""
@@ -149,7 +149,7 @@ func (s SLO) Stop(planned int) bench.Stop {
 
 // check judges one limit, and returns the known latencies in the order of their requests.
 func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c Check, values []float64) {
-	limit := milliseconds(l.Max)
+	limit := render.InMilliseconds(l.Max)
 	c = Check{Limit: l.String(), MaxMS: limit}
 	each := make([]byte, len(samples))
 	for i := range samples {
@@ -201,8 +201,8 @@ func endedEarly(samples []bench.Sample, planned int) bool {
 	return len(samples) < planned || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.End == 0 })
 }
 
-// undecide marks the requests that began too late before an early end to tell. Of these the quick ones have ended and
-// the slow ones have not, so the quick ones alone would count. A request counts if it had the time to break its limit.
+// undecide marks the requests that an early end leaves undecided, because they had no time to break their limit. Quick
+// requests among them have ended and slow ones have not, so a count of the ended ones would be too favourable.
 func (l Limit) undecide(each []byte, samples []bench.Sample, now time.Duration) {
 	for i := range samples {
 		s := &samples[i]
@@ -226,19 +226,19 @@ func (l Limit) undecide(each []byte, samples []bench.Sample, now time.Duration) 
 func (l Limit) values(to []float64, s *bench.Sample) []float64 {
 	switch l.Metric {
 	case TTFT:
-		return append(to, milliseconds(s.TTFT()))
+		return append(to, render.InMilliseconds(s.TTFT()))
 	case TPOT:
 		if tpot, ok := s.TPOT(); ok {
-			return append(to, milliseconds(tpot))
+			return append(to, render.InMilliseconds(tpot))
 		}
 		return to
 	case ITL:
 		for _, gap := range s.Gaps {
-			to = append(to, milliseconds(gap))
+			to = append(to, render.InMilliseconds(gap))
 		}
 		return to
 	}
-	return append(to, milliseconds(s.E2E()))
+	return append(to, render.InMilliseconds(s.E2E()))
 }
 
 // overdue returns the lowest latency that a pending request can still have, in milliseconds, if that is over the limit.
@@ -249,11 +249,11 @@ func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
 	}
 	switch {
 	case l.Metric == TPOT:
-		return milliseconds(now-s.First) / float64(s.WantTokens-1), true
+		return render.InMilliseconds(now-s.First) / float64(s.WantTokens-1), true
 	case l.Metric == TTFT && s.First > 0:
-		return milliseconds(s.TTFT()), true
+		return render.InMilliseconds(s.TTFT()), true
 	}
-	return milliseconds(now - s.Due), true
+	return render.InMilliseconds(now - s.Due), true
 }
 
 // pinned are the metrics that a pending request can already have broken.
@@ -279,25 +279,16 @@ func miss(broken, allowed int) float64 {
 
 // String says in one line whether the limit was kept.
 func (c Check) String() string {
+	digits := func(ms float64) string { return render.Digits(ms, 4) }
 	verb := "keeps"
 	if c.fails() {
 		verb = "breaks"
 	}
 	if c.Failed > 0 {
-		return fmt.Sprintf("%s %s ms of %s ms (%d over the limit and %d failed of %d, %d allowed)", c.Limit, figure(c.ValueMS), figure(c.MaxMS), c.Broken-c.Failed, c.Failed, c.N, c.Allowed)
+		return fmt.Sprintf("%s %s ms of %s ms (%d over the limit and %d failed of %d, %d allowed)", c.Limit, digits(c.ValueMS), digits(c.MaxMS), c.Broken-c.Failed, c.Failed, c.N, c.Allowed)
 	}
-	return fmt.Sprintf("%s %s ms %s %s ms (%d of %d over the limit, %d allowed)", c.Limit, figure(c.ValueMS), verb, figure(c.MaxMS), c.Broken, c.N, c.Allowed)
+	return fmt.Sprintf("%s %s ms %s %s ms (%d of %d over the limit, %d allowed)", c.Limit, digits(c.ValueMS), verb, digits(c.MaxMS), c.Broken, c.N, c.Allowed)
 }
-
-// figure writes milliseconds with four digits, or with all digits before the point where there are more.
-func figure(ms float64) string {
-	if ms >= 1000 {
-		return strconv.FormatFloat(ms, 'f', 0, 64)
-	}
-	return strconv.FormatFloat(ms, 'g', 4, 64)
-}
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
 // NeedsITL reports whether a limit is on the time between tokens, which costs memory to record.
 func (s SLO) NeedsITL() bool {

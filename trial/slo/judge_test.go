@@ -18,7 +18,6 @@ func good(ttft, tpot time.Duration) bench.Sample {
 	return bench.Sample{First: ttft, Last: ttft + 10*tpot, End: ttft + 10*tpot, OutputTokens: 11, WantTokens: 11}
 }
 
-// samples returns n good requests, followed by the given ones.
 func samples(n int, odd ...bench.Sample) []bench.Sample {
 	var all []bench.Sample
 	for range n {

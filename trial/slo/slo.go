@@ -114,7 +114,7 @@ type Check struct {
 	EffectiveN float64 `json:"effective_n,omitempty"`
 
 	// Each has one character for every counted request, in order of Index: Kept, Over or Undecided. It is "" for ITL,
-	// for a request has many gaps.
+	// because a request has many gaps.
 	Each string `json:"each,omitempty"`
 }
 

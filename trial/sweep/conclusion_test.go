@@ -174,7 +174,8 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		s := *whole
 		s.Configs = slices.Clone(whole.Configs[:len(letters)])
 		s.setRows(letters...)
-		text, standings := s.conclusion(), s.standings()
+		c := s.compare()
+		text, standings := c.conclusion(), c.all
 		others := func(i int, reach func(float64) bool) bool {
 			for j, one := range all {
 				if j != i && !reach(one.reach()) {

@@ -3,6 +3,7 @@ package sweep
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -10,15 +11,16 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/loadtest"
+	"vllmtuner/trial/slo"
 )
 
-// A standing is how a config compares with the others.
+// A standing is how a config compares with the others. Its capacity is the highest load of the grid that kept the SLO.
 type standing struct {
-	highest capacity.Capacity
-	below   []float64 // loads under the highest that failed
-	gain    float64   // its highest load against the baseline's: 0.25 is 25 % more
-	known   bool      // gain is known
-	mark    string    // winner or tie; "" for the others
+	capacity.Capacity
+	below []float64 // loads under the highest that failed
+	gain  float64   // its highest load against the baseline's: 0.25 is 25 % more
+	known bool      // gain is known
+	mark  string    // winner or tie; "" for the others
 }
 
 // versus is the gain for people, such as +25 %.
@@ -29,82 +31,82 @@ func (s standing) versus() string {
 	return render.Percent(s.gain)
 }
 
-// standings compares the configs. A winner is better than all other configs, the baseline included. It does not compare a config
-// whose highest load the load generator hid. There is no winner if such a config might reach the winner's load.
-func (s *Sweep) standings() []standing {
-	all, found := make([]standing, len(s.Configs)), make([]capacity.Capacity, len(s.Configs))
-	for i := range s.Configs {
-		found[i] = s.Configs[i].highest()
-		all[i] = standing{highest: found[i], below: s.Configs[i].below()}
-		if i > 0 && found[i].Met() && found[0].Met() && found[i].Limited == "" && found[0].Limited == "" {
-			all[i].gain, all[i].known = found[i].Rate/found[0].Rate-1, true
-		}
-	}
-	best := capacity.Best(found)
-	if s.rival(found, best) >= 0 {
-		return all
-	}
-	for _, i := range best {
-		switch {
-		case len(best) > 1:
-			all[i].mark = "tie"
-		case i > 0:
-			all[i].mark = "winner"
-		}
-	}
-	return all
+// A comparison is a sweep with the standings of its configs in their order. It says which of them are best.
+type comparison struct {
+	*Sweep
+	all   []standing
+	best  []int // those with the highest load; several are a tie
+	rival int   // a config that might reach the best; a late load generator hid its highest load; -1 if there is none
 }
 
-// rival returns the index of a config that might reach the best configs, because a late load generator hid its highest load. It
-// returns -1 if there is none.
-func (s *Sweep) rival(found []capacity.Capacity, best []int) int {
-	return slices.IndexFunc(found, func(c capacity.Capacity) bool {
-		if c.Limited == "" || len(best) == 1 && c.Rate == found[best[0]].Rate {
+// compare compares the configs. A winner is better than all other configs, the baseline included. It does not compare a config
+// whose highest load the load generator hid. There is no winner if such a config might reach the winner's load.
+func (s *Sweep) compare() comparison {
+	c := comparison{Sweep: s, all: make([]standing, len(s.Configs))}
+	top := 0.0
+	for i := range c.all {
+		st, base := &c.all[i], &c.all[0]
+		st.Capacity, st.below = capacity.Highest(trial.Steps(s.Configs[i].Probes))
+		if st.Met() {
+			top = max(top, st.Rate)
+		}
+		if i > 0 && st.Met() && base.Met() && st.Limited == "" && base.Limited == "" {
+			st.gain, st.known = st.Rate/base.Rate-1, true
+		}
+	}
+	for i, st := range c.all {
+		if st.Met() && st.Rate == top {
+			c.best = append(c.best, i)
+		}
+	}
+	c.rival = slices.IndexFunc(c.all, func(st standing) bool {
+		if st.Limited == "" || len(c.best) == 1 && st.Rate == top {
 			return false
 		}
 		return slices.ContainsFunc(s.Plan.Levels, func(l trial.Level) bool {
-			return (c.High == 0 || l.Load() < c.High) && (len(best) == 0 || l.Load() >= found[best[0]].Rate)
+			return (st.High == 0 || l.Load() < st.High) && l.Load() >= top
 		})
 	})
+	for _, i := range c.best {
+		switch {
+		case c.rival >= 0:
+		case len(c.best) > 1:
+			c.all[i].mark = "tie"
+		case i > 0:
+			c.all[i].mark = "winner"
+		}
+	}
+	return c
 }
 
 // conclusion says in a sentence which config won.
-func (s *Sweep) conclusion() string {
-	all := s.standings()
-	winner := slices.IndexFunc(all, func(st standing) bool { return st.mark == "winner" })
-	tied, best := 0, ""
-	for _, st := range all {
-		if st.mark == "tie" {
-			tied++
-			best = loadtest.LoadText(st.highest.Rate, s.closed())
-		}
-	}
-	found := make([]capacity.Capacity, len(all))
-	for i, st := range all {
-		found[i] = st.highest
-	}
-	if i := s.rival(found, capacity.Best(found)); i >= 0 {
-		return fmt.Sprintf("No winner can be named: the load generator was late for %s, so its highest load is not known; %s.", s.Configs[i].Name, loadtest.MoreCores)
-	}
+func (c comparison) conclusion() string {
+	best := func() string { return loadtest.LoadText(c.all[c.best[0]].Rate, c.closed()) }
 	switch {
-	case winner > 0 && all[0].highest.Limited != "":
-		return fmt.Sprintf("%s alone reaches %s.", s.Configs[winner].Name, loadtest.LoadText(all[winner].highest.Rate, s.closed()))
-	case winner > 0 && !all[winner].known && all[0].highest.Met():
-		return fmt.Sprintf("%s is above the baseline on this grid, but by how much is not known: the load generator was late.", s.Configs[winner].Name)
-	case winner > 0 && !all[0].highest.Met():
-		return fmt.Sprintf("%s alone reaches %s; the baseline kept the SLO nowhere.", s.Configs[winner].Name, loadtest.LoadText(all[winner].highest.Rate, s.closed()))
-	case winner > 0:
-		return fmt.Sprintf("%s is %s above the baseline on this grid; one draw does not prove it better.", s.Configs[winner].Name, strings.TrimPrefix(all[winner].versus(), "+"))
-	case tied > 0 && all[0].mark == "tie":
-		return fmt.Sprintf("%d of %d configs tie at %s, the baseline among them: none improved on it.", tied, len(all), best)
-	case tied > 0:
-		return fmt.Sprintf("%d of %d configs tie at %s: this grid names no winner.", tied, len(all), best)
-	case all[0].highest.Met() && slices.ContainsFunc(all[1:], func(st standing) bool { return st.highest.Bound != "" }):
+	case c.rival >= 0:
+		return fmt.Sprintf("No winner can be named: the load generator was late for %s, so its highest load is not known; %s.", c.Configs[c.rival].Name, loadtest.MoreCores)
+	case len(c.best) == 0:
+		return "No config kept the SLO at any load."
+	case len(c.best) > 1 && c.best[0] == 0:
+		return fmt.Sprintf("%d of %d configs tie at %s, the baseline among them: none improved on it.", len(c.best), len(c.all), best())
+	case len(c.best) > 1:
+		return fmt.Sprintf("%d of %d configs tie at %s: this grid names no winner.", len(c.best), len(c.all), best())
+	case c.best[0] == 0 && slices.ContainsFunc(c.all[1:], func(st standing) bool { return st.Bound != "" }):
 		return "No config reaches the baseline."
-	case all[0].highest.Met():
+	case c.best[0] == 0:
 		return ""
 	}
-	return "No config kept the SLO at any load."
+	winner, base := c.all[c.best[0]], c.all[0]
+	name := c.Configs[c.best[0]].Name
+	switch {
+	case base.Limited != "":
+		return fmt.Sprintf("%s alone reaches %s.", name, best())
+	case !base.Met():
+		return fmt.Sprintf("%s alone reaches %s; the baseline kept the SLO nowhere.", name, best())
+	case !winner.known:
+		return fmt.Sprintf("%s is above the baseline on this grid, but by how much is not known: the load generator was late.", name)
+	}
+	return fmt.Sprintf("%s is %s above the baseline on this grid; one draw does not prove it better.", name, strings.TrimPrefix(winner.versus(), "+"))
 }
 
 // ranking orders the configs of a closed loop by their requests per second at the highest concurrency at which all of them were
@@ -121,9 +123,9 @@ func (s *Sweep) ranking() string {
 	var entries []entry
 	for _, l := range s.Plan.Levels {
 		var there []entry
-		for i := range s.Configs {
-			if p, ok := s.Configs[i].at(l); ok {
-				there = append(there, entry{s.Configs[i].Name, p})
+		for _, c := range s.Configs {
+			if p, ok := c.at(l); ok {
+				there = append(there, entry{c.Name, p})
 			}
 		}
 		if len(there) > 1 && len(there) >= len(entries) { // a config that died at a higher level is ranked at this one
@@ -144,8 +146,57 @@ func (s *Sweep) ranking() string {
 			texts[i] += " (" + render.Percent(p.Measurement.RequestThroughput/first-1) + ")"
 		}
 		if !p.Verdict.Pass || p.Verdict.ClientLimited != "" {
-			texts[i] += " " + verdictCell(p.Probe)
+			texts[i] += " " + verdictCell(nil, p.Probe)
 		}
 	}
 	return fmt.Sprintf("Ranking at %s, by requests per second: %s.", level, strings.Join(texts, ", "))
+}
+
+// limits says what the tables of this sweep cannot tell.
+func (c comparison) limits() []string {
+	texts := []string{}
+	if text := c.gridLimit(); text != "" {
+		texts = append(texts, text)
+	}
+	if len(c.best) > 1 && c.rival < 0 {
+		texts = append(texts, fmt.Sprintf("Ties: %d of %d configs share the highest load, and the grid does not order them.", len(c.best), len(c.all)))
+	}
+	texts = append(texts, c.drawLimit())
+	if c.Cache == trial.Carried {
+		texts = append(texts, "The cache: each load finds the prompts of earlier loads in the prefix cache, so another order or another first load gives other figures.")
+	} else {
+		texts = append(texts, "The cache: each load begins with an empty prefix cache, as no server in production does.")
+	}
+	if c.closed() {
+		texts = append(texts, "The closed loop: each request waits until an earlier one ends, so no server is asked for more than it can do. That ranks configs cheaply, but measures no capacity. The order misleads where more streams bring no more requests per second, and where TPOT breaks first.")
+	} else {
+		texts = append(texts, "The end: no load follows the last requests. They see an emptying server, so the figures are too good where answers are long.")
+	}
+	return append(texts, "`tuner run` searches the flags, and rates between those of the grid. Its windows last long enough for a p99, with load before and after them.")
+}
+
+// drawLimit says how few requests decide the highest percentile of the SLO.
+func (s *Sweep) drawLimit() string {
+	highest := slices.MaxFunc(s.SLO.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
+	slow := max(1, int(math.Round((100-highest.Percentile)/100*float64(s.Plan.Requests))))
+	slowest := fmt.Sprintf("the %d slowest of %s decide", slow, render.Count(s.Plan.Requests, "request"))
+	if slow == 1 {
+		slowest = fmt.Sprintf("the slowest of %s decides", render.Count(s.Plan.Requests, "request"))
+	}
+	return fmt.Sprintf("One draw: %s the p%g. Another seed sends other requests at other times, and near a limit its verdicts may differ.", slowest, highest.Percentile)
+}
+
+// gridLimit says between which two loads the true highest load of the best config lies; "" where no config has one.
+func (c comparison) gridLimit() string {
+	var best standing
+	for _, st := range c.all {
+		if st.Bound == capacity.Exact && st.Rate > best.Rate {
+			best = st
+		}
+	}
+	if best.Rate == 0 {
+		return ""
+	}
+	return fmt.Sprintf("The grid: nothing was measured between %s and %s. A highest load of %s may really be up to %.0f %% higher, and the difference between two configs may be off by as much.",
+		c.loadWord(best.Low), c.loadWord(best.High), c.loadWord(best.Low), 100*(best.High/best.Low-1))
 }

@@ -3,13 +3,13 @@
 package sweep
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"vllmtuner/serverctl"
 	"vllmtuner/trial"
-	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/loadtest"
 	"vllmtuner/trial/slo"
 )
@@ -28,7 +28,9 @@ type Sweep struct {
 	Plan      trial.Sweep   // what each server goes through
 	StartUp   time.Duration // of a server, estimated beforehand
 	Marks     []string      // notes that hold for all configs
-	Configs   []Config      // in the order of the file; the first is the baseline
+	Configs   []*Config     // in the order of the file; the first is the baseline
+
+	begun int // how many configs were begun; the last of them may not be done
 }
 
 // A Config is one config, with its result once it was measured.
@@ -38,30 +40,41 @@ type Config struct {
 	Flags       map[string]string // only the flags of this config
 	Args        []string          // all args of the server, after the model
 	Number      int               // index in the file, from 0; it names the log
-	MaxModelLen int               // tokens; 0 means the server's default
 
 	Result trial.Result
 	Probes []trial.Probe
-	begun  bool
-	done   bool // every load was measured, or the server failed
 }
 
 // closed reports whether the levels are concurrencies of a closed loop.
 func (s *Sweep) closed() bool { return len(s.Plan.Levels) > 0 && s.Plan.Levels[0].Streams > 0 }
 
+// varied names what the levels vary.
+func (s *Sweep) varied() string {
+	if s.closed() {
+		return "concurrency"
+	}
+	return "rate"
+}
+
+func (s *Sweep) flagNames() []string {
+	flags := map[string]string{}
+	for _, c := range s.Configs {
+		maps.Copy(flags, c.Flags)
+	}
+	return slices.Sorted(maps.Keys(flags))
+}
+
 // simulated reports whether the file or a server's log says that the server was simulated.
 func (s *Sweep) simulated() bool {
-	return s.Simulated != "" || slices.ContainsFunc(s.Configs, func(c Config) bool { return c.Result.Facts.Simulated })
+	return s.Simulated != "" || slices.ContainsFunc(s.Configs, func(c *Config) bool { return c.Result.Facts.Simulated })
 }
 
 // Begun reports whether there is anything to report.
-func (s *Sweep) Begun() bool {
-	return slices.ContainsFunc(s.Configs, func(c Config) bool { return c.begun })
-}
+func (s *Sweep) Begun() bool { return s.begun > 0 }
 
 // measuredAny reports whether any load was measured.
 func (s *Sweep) measuredAny() bool {
-	return slices.ContainsFunc(s.Configs, func(c Config) bool { return len(c.Probes) > 0 })
+	return slices.ContainsFunc(s.Configs, func(c *Config) bool { return len(c.Probes) > 0 })
 }
 
 // label is the name of a config, with a mark at the baseline.
@@ -72,25 +85,12 @@ func (s *Sweep) label(i int) string {
 	return s.Configs[i].Name
 }
 
-// at returns what was measured at a level.
 func (c *Config) at(l trial.Level) (trial.Probe, bool) {
 	i := slices.IndexFunc(c.Probes, func(p trial.Probe) bool { return p.Level() == l })
 	if i < 0 {
 		return trial.Probe{}, false
 	}
 	return c.Probes[i], true
-}
-
-// highest is the highest load of the grid that kept the SLO.
-func (c *Config) highest() capacity.Capacity {
-	found, _ := capacity.Highest(trial.Steps(c.Probes))
-	return found
-}
-
-// below returns the loads that broke the SLO although a higher load kept it.
-func (c *Config) below() []float64 {
-	_, below := capacity.Highest(trial.Steps(c.Probes))
-	return below
 }
 
 // trouble says why a config's server failed; "" when it did not.

@@ -20,7 +20,7 @@ func swept(letters ...string) *Sweep {
 		SLO: slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}, {Metric: slo.TPOT, Percentile: 95, Max: 60 * time.Millisecond}}},
 	}
 	for i := range letters {
-		s.Configs = append(s.Configs, Config{Name: string(rune('a' + i)), Number: i})
+		s.Configs = append(s.Configs, &Config{Name: string(rune('a' + i)), Number: i})
 	}
 	s.setRows(letters...)
 	return s
@@ -29,8 +29,8 @@ func swept(letters ...string) *Sweep {
 // setRows replaces what was measured.
 func (s *Sweep) setRows(letters ...string) {
 	for i, word := range letters {
-		c := &s.Configs[i]
-		c.begun, c.done, c.Result.Outcome, c.Probes = true, true, trial.Measured, nil
+		c := s.Configs[i]
+		c.Result.Outcome, c.Probes = trial.Measured, nil
 		for j, letter := range word {
 			if letter == '.' {
 				continue
@@ -73,7 +73,8 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	} {
 		s := swept(row.letters...)
 		var marks, versus []string
-		for _, st := range s.standings() {
+		c := s.compare()
+		for _, st := range c.all {
 			if st.mark == "" {
 				st.mark = "-"
 			}
@@ -82,10 +83,10 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		if got := strings.Join(marks, " "); got != row.marks || strings.Join(versus, " ") != row.versus {
 			t.Errorf("%s: %s and %s, want %s and %s", row.name, got, strings.Join(versus, " "), row.marks, row.versus)
 		}
-		if got := s.conclusion(); got != row.conclusion {
+		if got := c.conclusion(); got != row.conclusion {
 			t.Errorf("%s: %q, want %q", row.name, got, row.conclusion)
 		}
-		if got := strings.Join(s.limits(), "\n"); !strings.Contains(got, row.limits) || strings.Contains(got, "Ties") != strings.Contains(row.marks, "tie") {
+		if got := strings.Join(c.limits(), "\n"); !strings.Contains(got, row.limits) || strings.Contains(got, "Ties") != strings.Contains(row.marks, "tie") {
 			t.Errorf("%s: cannot tell\n%s\nwant %q", row.name, got, row.limits)
 		}
 	}
@@ -95,7 +96,7 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		t.Errorf("drawLimit of one request = %q", got)
 	}
 	var t2 render.Text
-	swept("pff", "pfp").writeStandings(&t2)
+	swept("pff", "pfp").compare().writeStandings(&t2)
 	if !strings.Contains(t2.String(), "    not monotone: it failed at 2.00, below its highest\n") {
 		t.Errorf("the verdicts are not monotone, and the text does not say so:\n%s", &t2)
 	}
@@ -125,7 +126,7 @@ func TestVerdictsAsSweepsWriteThem(t *testing.T) {
 	} {
 		p := trial.Probe{Verdict: row.verdict}
 		p.Measurement.Completed = row.completed
-		if got := verdictCell(p); got != row.want {
+		if got := verdictCell(nil, p); got != row.want {
 			t.Errorf("%+v: %q, want %q", row.verdict, got, row.want)
 		}
 		if word := loadtest.VerdictWord(loadtest.ResultOf(p)); (word == "client-limited") != (row.want == "client-limited") {

@@ -6,11 +6,14 @@ import (
 	"io"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
 	"vllmtuner/render"
 	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/loadtest"
 )
 
 // WriteText writes the tables of manual sweeps, and what these tables cannot show.
@@ -22,21 +25,24 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		return t.Flush(w)
 	}
 	if s.closed() {
-		s.writeLoops(&t)
+		for i, c := range s.Configs {
+			t.Table(s.label(i)+" (latencies in ms)", s.loopTable(c).table())
+		}
 	} else {
 		for _, f := range gridFigures {
-			t.Table(f.title, s.table(f.cell))
+			t.Table(f.title, s.byConfig("rate", f.people).table())
 		}
-		verdict := func(_ *Config, p trial.Probe) string { return verdictCell(p) }
-		t.Table("SLO: "+s.SLO.String(), s.table(verdict))
+		t.Table("SLO: "+s.SLO.String(), s.byConfig("rate", verdictCell).table())
 	}
-	s.writeStandings(&t)
+	c := s.compare()
+	c.writeStandings(&t)
 	if !s.closed() {
-		s.writeDetail(&t)
+		level, why := c.detailLevel()
+		t.Table(fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why), s.detail("", level, figure.people).table())
 	}
 	s.writeNotes(&t)
 	t.WriteString("\nWhat these tables cannot tell\n")
-	for _, text := range s.limits() {
+	for _, text := range c.limits() {
 		t.Paragraph("- "+text, "  ")
 	}
 	return t.Flush(w)
@@ -64,10 +70,6 @@ func (s *Sweep) WritePlan(w io.Writer) error {
 
 // writeHead says what is measured, and how.
 func (s *Sweep) writeHead(t *render.Text) {
-	load := "rate"
-	if s.closed() {
-		load = "concurrency"
-	}
 	by := strings.Join(s.Command, " ")
 	if name := s.Simulated; name != "" {
 		by = "simulated " + name
@@ -75,7 +77,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 	if s.Simulated == "" && s.simulated() {
 		by += " (simulated)"
 	}
-	t.Item("sweep", "%s: %s x %s x %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), load), render.Count(s.Plan.Requests, "request"), by)
+	t.Item("sweep", "%s: %s x %s x %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), s.varied()), render.Count(s.Plan.Requests, "request"), by)
 	if args := s.Args; len(args) > 0 {
 		t.Item("args", "%s for every config", strings.Join(args, " "))
 	}
@@ -94,24 +96,14 @@ func (s *Sweep) writeHead(t *render.Text) {
 
 // writeConfigs says which flags each config has, and why one could not be measured.
 func (s *Sweep) writeConfigs(t *render.Text) {
-	names := map[string]bool{}
-	for _, c := range s.Configs {
-		for name := range c.Flags {
-			names[name] = true
-		}
-	}
-	short, longest := render.ShortNames(slices.Collect(maps.Keys(names))), s.labelWidth()
+	short, longest := render.ShortNames(s.flagNames()), s.labelWidth()
 	fmt.Fprintf(t, "\n%-*s  %6s  %s\n", longest, "config", "KV GiB", "flags")
-	for i := range s.Configs {
-		c := &s.Configs[i]
+	for i, c := range s.Configs {
 		flags := make([]string, 0, len(c.Flags))
 		for _, name := range slices.Sorted(maps.Keys(c.Flags)) {
 			flags = append(flags, short[name]+"="+c.Flags[name])
 		}
-		kv := "-"
-		if gib := c.Result.Facts.KVCacheGiB; gib > 0 {
-			kv = fmt.Sprintf("%.2f", gib)
-		}
+		kv := cmp.Or(c.kvCache(), "-")
 		indent := longest + 2 + 6 + 2
 		lines := render.Break(cmp.Or(strings.Join(flags, " "), "(none of its own)"), t.Columns()-indent)
 		fmt.Fprintf(t, "%-*s  %6s  %s\n", longest, s.label(i), kv, strings.Join(lines, "\n"+strings.Repeat(" ", indent)))
@@ -124,7 +116,6 @@ func (s *Sweep) writeConfigs(t *render.Text) {
 	}
 }
 
-// labelWidth is the width of the longest label.
 func (s *Sweep) labelWidth() int {
 	longest := len("config")
 	for i := range s.Configs {
@@ -133,59 +124,13 @@ func (s *Sweep) labelWidth() int {
 	return longest
 }
 
-// loads returns a table with a row for each load, and with the names of the loads as its only column.
-func (s *Sweep) loads(head string) render.Table {
-	t := render.Table{Folds: true}
-	var names []string
-	for _, level := range s.Plan.Levels {
-		names = append(names, levelText(level))
-	}
-	t.Add(render.Column{Head: head, Right: true}, names)
-	return t
-}
-
-// table returns a table of loads by configs.
-func (s *Sweep) table(cell func(*Config, trial.Probe) string) render.Table {
-	t := s.loads("rate")
-	for i := range s.Configs {
-		s.addColumn(&t, &s.Configs[i], s.Configs[i].Name, cell)
-	}
-	return t
-}
-
-// writeLoops writes a table over concurrencies for each config.
-func (s *Sweep) writeLoops(t *render.Text) {
-	for i := range s.Configs {
-		c, table := &s.Configs[i], s.loads("conc")
-		for _, f := range loopFigures {
-			s.addColumn(&table, c, f.title, f.cell)
-		}
-		s.addColumn(&table, c, "SLO", func(_ *Config, p trial.Probe) string { return verdictCell(p) })
-		t.Table(s.label(i)+" (latencies in ms)", table)
-	}
-}
-
-// addColumn adds a figure of a config at each load.
-func (s *Sweep) addColumn(t *render.Table, c *Config, head string, cell func(*Config, trial.Probe) string) {
-	var cells []string
-	for _, level := range s.Plan.Levels {
-		text := "-"
-		if p, ok := c.at(level); ok {
-			text = cell(c, p)
-		}
-		cells = append(cells, text)
-	}
-	t.Add(render.Column{Head: head, Right: true}, cells)
-}
-
 // writeNotes adds what a reader must know about the figures.
 func (s *Sweep) writeNotes(t *render.Text) {
 	var notes []string
 	if s.simulated() {
 		notes = append(notes, "simulated: no GPU is behind these figures")
 	}
-	for i := range s.Configs {
-		c := &s.Configs[i]
+	for i, c := range s.Configs {
 		for _, note := range c.Result.Notes {
 			if i > 0 && slices.Contains(s.Marks, note) {
 				continue
@@ -204,4 +149,72 @@ func (s *Sweep) writeNotes(t *render.Text) {
 	for _, note := range notes {
 		t.Paragraph("note: "+note, "  ")
 	}
+}
+
+// writeStandings names the highest load of each config within the SLO.
+func (c comparison) writeStandings(t *render.Text) {
+	longest, what := c.labelWidth(), c.varied()
+	fmt.Fprintf(t, "\nHighest %s within the SLO\n%-*s %11s %8s %7s  %s\n", what, longest, "config", what, "vs base", "", "next on the grid")
+	for i, st := range c.all {
+		rate := "none"
+		switch {
+		case st.Met():
+			rate = c.loadWord(st.Rate)
+		case st.Bound == "":
+			rate = "-"
+		}
+		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, c.label(i), rate, st.versus(), strings.ToUpper(st.mark), c.next(c.Configs[i], st.Capacity))
+		if len(st.below) > 0 {
+			var below []string
+			for _, load := range st.below {
+				below = append(below, c.loadWord(load))
+			}
+			t.Paragraph(fmt.Sprintf("    not monotone: it failed at %s, below its highest", strings.Join(below, ", ")), "      ")
+		}
+	}
+	if text := c.conclusion(); text != "" {
+		t.Paragraph(text, "")
+	}
+	if text := c.ranking(); text != "" {
+		t.Paragraph(text, "  ")
+	}
+}
+
+// loadWord is a load in a table.
+func (s *Sweep) loadWord(load float64) string {
+	if s.closed() {
+		return strconv.Itoa(int(load))
+	}
+	return loadtest.RateText(load)
+}
+
+// next says what was found at the load above the highest.
+func (s *Sweep) next(c *Config, h capacity.Capacity) string {
+	i := slices.IndexFunc(s.Plan.Levels, func(l trial.Level) bool { return l.Load() == h.High })
+	switch {
+	case h.Limited != "":
+		return "client-limited"
+	case h.Bound == "":
+		return "not measured"
+	case i < 0 && len(c.Probes) < len(s.Plan.Levels):
+		return "not measured"
+	case i < 0:
+		return "none: the grid ends here"
+	}
+	p, _ := c.at(s.Plan.Levels[i])
+	return s.loadWord(h.High) + " " + verdictCell(c, p)
+}
+
+// detailLevel is the level of the detail table: the highest of the baseline, or the lowest of all where the baseline has none.
+func (c comparison) detailLevel() (level trial.Level, why string) {
+	base := c.all[0]
+	for _, l := range c.Plan.Levels {
+		if base.Met() && l.Load() == base.Rate {
+			return l, "the baseline's highest rate"
+		}
+	}
+	if base.Limited != "" {
+		return c.Plan.Levels[0], "the lowest rate; the load generator was late for the baseline"
+	}
+	return c.Plan.Levels[0], "the lowest rate; the baseline kept the SLO nowhere"
 }

@@ -51,29 +51,22 @@ const (
 // Run sends the schedule up to its run-out. It never asks stop, because vllm bench serve reports nothing before its end.
 func (l *Load) Run(ctx context.Context, schedule workload.Schedule, _ bench.Stop) (bench.Run, error) {
 	start := time.Now()
-	var run bench.Run
 	lead, window := split(schedule)
-	if len(lead) > 0 {
-		samples, err := l.send(ctx, lead)
-		if err != nil {
-			return run, err
-		}
-		run.Others = len(lead)
-		for _, s := range samples {
-			if s.Failure != "" {
-				run.Broken++
-				run.BrokenDetail = cmp.Or(run.BrokenDetail, string(s.Failure)+": "+s.Detail)
-			}
+	uncounted, err := l.send(ctx, lead)
+	if err != nil {
+		return bench.Run{}, err
+	}
+	counted, err := l.send(ctx, window)
+	if err != nil {
+		return bench.Run{}, err
+	}
+	run := bench.Run{Samples: counted, Others: len(uncounted), Elapsed: time.Since(start)}
+	for _, s := range uncounted {
+		if s.Failure != "" {
+			run.Broken++
+			run.BrokenDetail = cmp.Or(run.BrokenDetail, string(s.Failure)+": "+s.Detail)
 		}
 	}
-	if len(window) > 0 {
-		samples, err := l.send(ctx, window)
-		if err != nil {
-			return run, err
-		}
-		run.Samples = samples
-	}
-	run.Elapsed = time.Since(start)
 	return run, nil
 }
 
@@ -95,6 +88,9 @@ func split(schedule workload.Schedule) (lead, window []workload.Arrival) {
 // send has vllm bench serve send the requests at the mean rate of the arrivals. It returns one sample for each arrival, in
 // their order.
 func (l *Load) send(ctx context.Context, arrivals []workload.Arrival) ([]bench.Sample, error) {
+	if len(arrivals) == 0 {
+		return nil, nil
+	}
 	dir, err := os.MkdirTemp(l.Dir, "load-*")
 	if err != nil {
 		return nil, fmt.Errorf("vllm bench serve: %w", err)
@@ -105,7 +101,7 @@ func (l *Load) send(ctx context.Context, arrivals []workload.Arrival) ([]bench.S
 
 func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arrival) ([]bench.Sample, error) {
 	path, err := l.Call(ctx, dir, arrivals)
-	if errors.Is(err, ErrTooLong) {
+	if errors.Is(err, errTooLong) {
 		return neverFinished(arrivals, l.wait(arrivals)), nil
 	}
 	if err != nil {
@@ -132,11 +128,11 @@ func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arriv
 // maxResult limits a result file: 100,000 requests in detail take 300 MB.
 const maxResult = 1 << 30
 
-// ErrTooLong says that a call of vllm bench serve was ended at its limit.
-var ErrTooLong = errors.New("vllm bench serve did not end in time")
+// errTooLong says that a call of vllm bench serve was ended at its limit.
+var errTooLong = errors.New("vllm bench serve did not end in time")
 
 // Call runs vllm bench serve once, and returns the path of the result file that it wrote to dir. The given options come last on the
-// command line, so they replace the Load's own. The error wraps ErrTooLong at the limit; ctx ends the call with its cause.
+// command line, so they replace the Load's own. The error wraps errTooLong at the limit; ctx ends the call with its cause.
 func (l *Load) Call(ctx context.Context, dir string, arrivals []workload.Arrival, options ...string) (path string, err error) {
 	const result = "result.json"
 	data := filepath.Join(dir, "requests.jsonl")
@@ -233,7 +229,7 @@ func (l *Load) wait(arrivals []workload.Arrival) time.Duration {
 	return cmp.Or(l.Limit, startTime+arrivals[len(arrivals)-1].Due-arrivals[0].Due+drainTime)
 }
 
-// execute runs the command. It returns ErrTooLong at the limit, and the cause of ctx when that ends first.
+// execute runs the command. It returns errTooLong at the limit, and the cause of ctx when that ends first.
 func (l *Load) execute(ctx context.Context, dir string, argv []string, arrivals []workload.Arrival) error {
 	env := append(os.Environ(), l.Env...)
 	if l.Client.APIKey != "" {
@@ -260,7 +256,7 @@ func (l *Load) execute(ctx context.Context, dir string, argv []string, arrivals 
 	}
 	switch {
 	case !ended:
-		return ErrTooLong
+		return errTooLong
 	case state.ExitCode() != 0:
 		return fmt.Errorf("%s: %s%s; it printed last:\n%s", l, state, last.remedy(), last)
 	}

@@ -1,0 +1,169 @@
+package loadtest
+
+import (
+	"encoding/csv"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+
+	"vllmtuner/bench"
+	"vllmtuner/render"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/trial/slo"
+)
+
+// writeRow writes one run as a line of a table. The first run gets the heads above its line.
+func (o *Report) writeRow(r Result) error {
+	var t render.Text
+	m, name, offered := r.Measurement, "rate", fmt.Sprintf("%.4g", r.Rate)
+	second, high := slo.TPOT, 99 // the middle latency, and the percentile beside the median
+	if r.Streams > 0 {
+		name, offered, second, high = "conc", strconv.Itoa(r.Streams), slo.ITL, 95
+	}
+	if o.rows == 1 {
+		middle, tail := strings.ToUpper(string(second))+" ms", fmt.Sprintf("p%d", high)
+		fmt.Fprintf(&t, "%7s %7s %7s %13s %13s %14s %6s %s\n", "", "", "", "TTFT ms", middle, "E2E ms", "", "")
+		fmt.Fprintf(&t, "%7s %7s %7s %6s %6s %6s %6s %7s %6s %6s %s\n", name, "req/s", "tok/s", "p50", tail, "p50", tail, "p50", tail, "failed", "SLO")
+	}
+	at := func(metric slo.Metric, percentile int) string { return cell(r.latency(metric, percentile)) }
+	fmt.Fprintf(&t, "%7s %7.2f %7.0f %6s %6s %6s %6s %7s %6s %6d %s\n", offered, m.RequestThroughput, m.OutputThroughput,
+		at(slo.TTFT, 50), at(slo.TTFT, high), at(second, 50), at(second, high), at(slo.E2E, 50), at(slo.E2E, high), m.Failed, VerdictWord(r))
+	if r.Limited != "" {
+		t.Paragraph("        client-limited: "+r.Limited, "        ")
+	}
+	if r.Verdict != nil && !r.Verdict.Pass {
+		t.Paragraph("        "+r.Verdict.Reason, "        ")
+	}
+	if m.Failed > 0 {
+		t.Paragraph("        failed: "+failuresText(m), "        ")
+	}
+	for _, note := range r.notes {
+		t.Paragraph("        "+note, "        ")
+	}
+	return t.Flush(o.Out)
+}
+
+// cell returns a latency as people read it, or "-" when none was measured.
+func cell(ms float64, known bool) string {
+	if !known {
+		return "-"
+	}
+	return render.Milliseconds(ms)
+}
+
+// Fixed writes a figure with three digits behind the point: a latency in milliseconds keeps its microseconds.
+func Fixed(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
+
+// Latency returns the 50th, 95th or 99th percentile of a latency in milliseconds. known is false if no latency was measured.
+func Latency(m bench.Measurement, metric slo.Metric, percentile int) (ms float64, known bool) {
+	s := map[slo.Metric]bench.Stats{slo.TTFT: m.TTFT, slo.TPOT: m.TPOT, slo.ITL: m.ITL, slo.E2E: m.E2E}[metric]
+	return map[int]float64{50: s.P50, 95: s.P95, 99: s.P99}[percentile], s.N > 0
+}
+
+// latency is Latency with p99 TTFT and p99 TPOT as the verdict used them. In a run that ended early the verdict counts requests that
+// still waited, while the measurement has completed ones alone.
+func (r Result) latency(metric slo.Metric, percentile int) (ms float64, known bool) {
+	limit := slo.Limit{Metric: metric, Percentile: float64(percentile)}.String()
+	if r.stopped && r.Verdict != nil && (limit == "p99 TTFT" || limit == "p99 TPOT") {
+		for _, c := range r.Verdict.Checks {
+			if c.Limit == limit && c.ValueMS > 0 {
+				return c.ValueMS, true
+			}
+		}
+	}
+	return Latency(r.Measurement, metric, percentile)
+}
+
+// Record returns the line of a run in the CSV table, and the names of its columns. They begin as in the tables of manual sweeps:
+// concurrency,req_s,out_tok_s,…
+func Record(r Result) (names, values []string) {
+	add := func(name, value string) { names, values = append(names, name), append(values, value) }
+	latencies := func(metric slo.Metric, percentiles ...int) {
+		for _, p := range percentiles {
+			text := ""
+			if ms, known := r.latency(metric, p); known {
+				text = Fixed(ms)
+			}
+			add(fmt.Sprintf("%s_p%d_ms", metric, p), text)
+		}
+	}
+	if r.Streams > 0 {
+		add("concurrency", strconv.Itoa(r.Streams))
+	} else {
+		add("rate", strconv.FormatFloat(r.Rate, 'f', -1, 64))
+	}
+	add("req_s", Fixed(r.Measurement.RequestThroughput))
+	add("out_tok_s", Fixed(r.Measurement.OutputThroughput))
+	latencies(slo.TTFT, 50, 95)
+	latencies(slo.ITL, 50, 95)
+	latencies(slo.E2E, 50, 95)
+	latencies(slo.TTFT, 99)
+	latencies(slo.TPOT, 50, 99)
+	add("completed", strconv.Itoa(r.Measurement.Completed))
+	add("failed", strconv.Itoa(r.Measurement.Failed))
+	add("slo", VerdictWord(r))
+	add("client_limited", r.Limited)
+	return names, values
+}
+
+// VerdictWord is the verdict on a run in one word; "" without an SLO.
+func VerdictWord(r Result) string {
+	switch {
+	case r.Measurement.Void != "":
+		return "void"
+	case r.Verdict == nil:
+		return ""
+	case r.Limited != "":
+		return "client-limited"
+	case r.Verdict.Pass:
+		return "passed"
+	}
+	return "failed"
+}
+
+func (o *Report) writeCSV(r Result) error {
+	names, values := Record(r)
+	lines := [][]string{names, values}
+	if o.rows > 1 {
+		lines = lines[1:]
+	}
+	return csv.NewWriter(o.Out).WriteAll(lines)
+}
+
+// HighestText names the highest load of a grid that kept the SLO, and lower loads that broke it.
+func HighestText(steps []capacity.Step, closed bool) string {
+	h, below := capacity.Highest(steps)
+	switch {
+	case h.Limited != "" && !h.Met():
+		return "no load is known to be within the SLO: " + h.Why
+	case h.Bound == "":
+		return h.Why
+	case !h.Met():
+		return "no load within the SLO: " + h.Why
+	}
+	text := fmt.Sprintf("%s is the highest within the SLO; %s", LoadText(h.Rate, closed), h.Why)
+	if h.Limited != "" {
+		text = fmt.Sprintf("%s is within the SLO, and may not be the highest: %s", LoadText(h.Rate, closed), h.Why)
+	}
+	for _, load := range below {
+		text += fmt.Sprintf("; but %s failed", LoadText(load, closed))
+	}
+	return text
+}
+
+// LoadText names a load of the grid.
+func LoadText(load float64, closed bool) string {
+	if closed {
+		return fmt.Sprintf("concurrency %g", load)
+	}
+	return fmt.Sprintf("%s req/s", RateText(load))
+}
+
+// RateText writes a rate with at least two digits behind the point: 0.50, and 0.125.
+func RateText(rate float64) string {
+	if cents := 100 * rate; math.Abs(cents-math.Round(cents)) > 1e-9*cents {
+		return strconv.FormatFloat(rate, 'f', -1, 64)
+	}
+	return strconv.FormatFloat(rate, 'f', 2, 64)
+}

@@ -1,0 +1,204 @@
+package sweep
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"vllmtuner/bench"
+	"vllmtuner/render"
+	"vllmtuner/trial"
+	"vllmtuner/trial/loadtest"
+	"vllmtuner/trial/slo"
+)
+
+// A figure is one number of a measured load.
+type figure struct {
+	title string // in tables, with its unit
+	key   string // in names of files and columns
+	value func(c *Config, p trial.Probe) (value float64, known bool)
+	text  func(value float64) string // for people
+}
+
+// A cell writes what a table shows of a measured load; "" when nothing was measured.
+type cell func(c *Config, p trial.Probe) string
+
+// people writes the figure as people read it.
+func (f figure) people(c *Config, p trial.Probe) string {
+	if v, known := f.value(c, p); known {
+		return f.text(v)
+	}
+	return ""
+}
+
+// programs writes the figure as programs read it.
+func (f figure) programs(c *Config, p trial.Probe) string {
+	v, known := f.value(c, p)
+	switch {
+	case !known:
+		return ""
+	case v == float64(int64(v)):
+		return strconv.FormatInt(int64(v), 10)
+	}
+	return loadtest.Fixed(v)
+}
+
+// latency is a percentile of a latency in milliseconds. It is unknown when no request was completed.
+func latency(metric slo.Metric, percentile int) figure {
+	return figure{
+		fmt.Sprintf("%s p%d (ms)", strings.ToUpper(string(metric)), percentile), fmt.Sprintf("%s_p%d_ms", metric, percentile),
+		func(_ *Config, p trial.Probe) (float64, bool) {
+			return loadtest.Latency(p.Measurement, metric, percentile)
+		}, render.Milliseconds,
+	}
+}
+
+// number is a figure with some digits behind the point. It is always known.
+func number(title, key string, digits int, of func(bench.Measurement) float64) figure {
+	return figure{title, key, func(_ *Config, p trial.Probe) (float64, bool) { return of(p.Measurement), true }, fixed(digits)}
+}
+
+// fixed returns a function that writes numbers with some digits behind the point.
+func fixed(digits int) func(float64) string {
+	return func(v float64) string { return strconv.FormatFloat(v, 'f', digits, 64) }
+}
+
+func outputOf(m bench.Measurement) float64 { return m.OutputThroughput }
+
+var (
+	outputTokens  = number("Output tok/s", "output_tok_s", 0, outputOf)
+	maxConcurrent = number("Max Concurrent", "max_concurrent", 0, func(m bench.Measurement) float64 { return float64(m.PeakInFlight) })
+	kvCache       = figure{"KV cache (GiB)", "kv_cache_gib", func(c *Config, _ trial.Probe) (float64, bool) {
+		gib := c.Result.Facts.KVCacheGiB
+		return gib, gib > 0
+	}, fixed(2)}
+)
+
+// Each of gridFigures gets its own table of rates by configs, as in the reports of manual sweeps.
+var gridFigures = []figure{latency(slo.TTFT, 99), latency(slo.TPOT, 99), outputTokens, maxConcurrent}
+
+// detailFigures are the rows of the table for a single rate.
+var detailFigures = []figure{
+	latency(slo.TTFT, 50), latency(slo.TTFT, 95), latency(slo.TTFT, 99),
+	latency(slo.TPOT, 50), latency(slo.TPOT, 95), latency(slo.TPOT, 99),
+	latency(slo.ITL, 50), latency(slo.ITL, 99),
+	maxConcurrent,
+	outputTokens,
+	number("Completed", "completed", 0, func(m bench.Measurement) float64 { return float64(m.Completed) }),
+	number("Failed", "failed", 0, func(m bench.Measurement) float64 { return float64(m.Failed) }),
+	kvCache,
+}
+
+// loopFigures are the columns of a sweep over concurrencies.
+var loopFigures = []figure{
+	number("req/s", "req_s", 1, func(m bench.Measurement) float64 { return m.RequestThroughput }),
+	number("tok/s", "out_tok_s", 0, outputOf),
+	latency(slo.TTFT, 50), latency(slo.TTFT, 95), latency(slo.ITL, 50), latency(slo.ITL, 95), latency(slo.E2E, 50), latency(slo.E2E, 95),
+}
+
+// verdictCell is a verdict in a table of a sweep: PASS, or FAIL (TTFT+TPOT).
+func verdictCell(_ *Config, p trial.Probe) string {
+	v := p.Verdict
+	switch {
+	case v.ClientLimited != "":
+		return "client-limited"
+	case v.Pass:
+		return "PASS"
+	case p.Measurement.Completed == 0:
+		return "FAIL (none done)"
+	}
+	return "FAIL (" + strings.Join(v.Broken(), "+") + ")"
+}
+
+// A grid is a line of heads and more lines, each with the name of its row first. Its cells are empty where nothing was measured.
+type grid [][]string
+
+// A column is one column of a table over the loads.
+type column struct {
+	head   string
+	config *Config
+	cell   cell
+}
+
+func (c *Config) cellAt(level trial.Level, shown cell) string {
+	if p, ok := c.at(level); ok {
+		return shown(c, p)
+	}
+	return ""
+}
+
+// overLoads returns a table with a line for each load.
+func (s *Sweep) overLoads(corner string, columns []column) grid {
+	head := []string{corner}
+	for _, c := range columns {
+		head = append(head, c.head)
+	}
+	lines := grid{head}
+	for _, level := range s.Plan.Levels {
+		line := []string{s.loadWord(level.Load())}
+		for _, c := range columns {
+			line = append(line, c.config.cellAt(level, c.cell))
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+func (s *Sweep) byConfig(corner string, shown cell) grid {
+	var columns []column
+	for _, c := range s.Configs {
+		columns = append(columns, column{c.Name, c, shown})
+	}
+	return s.overLoads(corner, columns)
+}
+
+// loopTable returns the figures of a config over concurrencies, for people.
+func (s *Sweep) loopTable(c *Config) grid {
+	var columns []column
+	for _, f := range loopFigures {
+		columns = append(columns, column{strings.TrimSuffix(f.title, " (ms)"), c, f.people})
+	}
+	return s.overLoads("conc", append(columns, column{"SLO", c, verdictCell}))
+}
+
+// loopRecords returns the figures of a config over the measured concurrencies, for programs.
+func (s *Sweep) loopRecords(c *Config) grid {
+	var columns []column
+	for _, f := range loopFigures {
+		columns = append(columns, column{f.key, c, f.programs})
+	}
+	lines := s.overLoads("concurrency", columns)
+	return slices.DeleteFunc(lines, func(line []string) bool { return strings.Join(line[1:], "") == "" })
+}
+
+// detail returns a table of all figures by configs at one level. as writes a figure for people, or for programs.
+func (s *Sweep) detail(corner string, level trial.Level, as func(figure, *Config, trial.Probe) string) grid {
+	lines := grid{{corner}}
+	for _, c := range s.Configs {
+		lines[0] = append(lines[0], c.Name)
+	}
+	for _, f := range detailFigures {
+		line := []string{f.title}
+		for _, c := range s.Configs {
+			line = append(line, c.cellAt(level, func(c *Config, p trial.Probe) string { return as(f, c, p) }))
+		}
+		lines = append(lines, line)
+	}
+	return lines
+}
+
+// table returns the grid for a terminal.
+func (t grid) table() render.Table {
+	table := render.Table{Folds: true, Rows: t[1:]}
+	for i, head := range t[0] {
+		table.Columns = append(table.Columns, render.Column{Head: head, Right: i > 0})
+	}
+	for _, line := range table.Rows {
+		for i := range line {
+			line[i] = cmp.Or(line[i], "-")
+		}
+	}
+	return table
+}
