@@ -25,12 +25,13 @@ func (c cell) guessErr() float64 { return c.trivial/c.observed - 1 }
 
 // A fit has all figures on how well the profiles agree with the measurements.
 type fit struct {
-	kv     []cell // sizes of the KV caches in GiB
-	phase1 []cell
-	detail []cell // all percentiles of phase1 at 2 requests/s
-	eagle  []cell
-	l4     []cell
-	noisy  []fit // phase1 again, with the profile's noise: one for each seed
+	options map[string]Options // by configuration
+	kv      []cell             // sizes of the KV caches in GiB
+	phase1  []cell
+	detail  []cell // all percentiles of phase1 at 2 requests/s
+	eagle   []cell
+	l4      []cell
+	noisy   []fit // phase1 again, with the profile's noise: one for each seed
 }
 
 // ttftLimit and tpotLimit are the limits of the measured sweeps, in ms.
@@ -78,7 +79,7 @@ func fitAll(t testing.TB) fit {
 	o := h200.Defaults
 	o.MaxModelLen = 16384
 	names, options, kv := readConfigs(t, o)
-	f := fit{kv: kv}
+	f := fit{options: options, kv: kv}
 	eagle := options["phase1-batch16k"]
 	eagle.MaxNumSeqs, eagle.SpeculativeTokens, eagle.SpeculativeMethod = 64, 3, "eagle3"
 	options["phase3-eagle3-chat"] = eagle
