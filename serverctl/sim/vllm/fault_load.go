@@ -186,14 +186,15 @@ func (h *faultHandler) waitWhileSilent(gone <-chan struct{}) bool {
 	}
 }
 
-// completion passes a request to the API, with the fault that it triggers for itself.
+// completion passes a request to the API, with the fault that it triggers for itself. A request that kills the engine
+// still goes to the API: it came while the engine lived, and its answer ends like those of the running requests.
 func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
-	fault := h.enter()
-	switch {
-	case isDead(r):
+	if isDead(r) {
 		refuse(w, deadEngine)
 		return
-	case fault != nil && fault.kind.answer != nil:
+	}
+	fault := h.enter()
+	if fault != nil && fault.kind.answer != nil {
 		fault.kind.answer(w)
 		return
 	}
