@@ -189,11 +189,11 @@ func (s *Sweep) detail(corner string, level trial.Level, as func(figure, *Config
 	return lines
 }
 
-// table returns the grid for a terminal.
+// table returns the grid for a terminal. Numbers are aligned on the right: loads, which have a head, and all figures.
 func (t grid) table() render.Table {
 	table := render.Table{Folds: true, Rows: t[1:]}
 	for i, head := range t[0] {
-		table.Columns = append(table.Columns, render.Column{Head: head, Right: i > 0})
+		table.Columns = append(table.Columns, render.Column{Head: head, Right: i > 0 || head != ""})
 	}
 	for _, line := range table.Rows {
 		for i := range line {
