@@ -29,7 +29,7 @@ func newSession(r *Runner, task Task, server Server, load Load) *session {
 	return &session{
 		runner: r, task: task, server: server, load: load,
 		cache: newPrefixCache(r.Cache, facts.KVCacheTokens), firstRate: r.firstRate(facts),
-		result: Result{Notes: slices.Clone(r.Marks), Facts: facts, GPUTime: facts.StartUp},
+		result: Result{Notes: slices.Clone(r.Marks), Cache: r.Cache, Facts: facts, GPUTime: facts.StartUp},
 	}
 }
 

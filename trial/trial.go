@@ -102,6 +102,7 @@ type Result struct {
 	Evidence string            `json:"evidence,omitempty"` // the line of the log, or the message, that shows the class
 	Tail     []string          `json:"tail,omitempty"`     // last lines of the server's log, unless Measured
 	Capacity capacity.Capacity `json:"capacity"`
+	Cache    Protocol          `json:"cache,omitempty"` // how the trial treated the prefix cache; empty in trials of older tuners
 	Facts    serverctl.Facts   `json:"facts"`
 	Ended    serverctl.Ended   `json:"ended"`       // how the server ended
 	GPUTime  time.Duration     `json:"gpu_time_ns"` // time of start, warm-up, priming, probes and stop

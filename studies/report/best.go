@@ -100,12 +100,11 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 // cached says whether the prefix cache was emptied before each probe, and the hit rate at the highest rate that passed.
 // It adds nothing when the study does not say how it treats the cache.
 func (l *lines) cached(study studies.Study, t studies.Trial) {
-	protocol, ok := strings.CutPrefix(study.World["cache"], "protocol ")
-	if !ok {
-		return
-	}
 	text := "carried from probe to probe"
-	if strings.HasPrefix(protocol, string(trial.Reset)) {
+	switch cacheProtocol(study, t) {
+	case "":
+		return
+	case trial.Reset:
 		text = "emptied before each probe"
 	}
 	var at trial.Probe
@@ -124,6 +123,13 @@ func (l *lines) cached(study studies.Study, t studies.Trial) {
 		text += fmt.Sprintf("; at %s req/s it held %s of the prompt tokens", render.Number(at.Rate), render.Share(at.HitRate))
 	}
 	l.Item("cache", "%s", text)
+}
+
+// cacheProtocol returns how a trial treated the prefix cache. Results of older tuners lack it, but the world of their
+// study has it in words, such as "protocol reset, prime rate 0 req/s".
+func cacheProtocol(study studies.Study, t studies.Trial) trial.Protocol {
+	words, _, _ := strings.Cut(study.World["cache"], ",")
+	return cmp.Or(t.Result.Cache, trial.Protocol(strings.TrimPrefix(words, "protocol ")))
 }
 
 // restored adds a note for each time the study was restored from a snapshot, with how much was lost.
