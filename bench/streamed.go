@@ -6,27 +6,28 @@ import (
 )
 
 const (
-	// minTPOT is less than any server needs for a token: the quickest generate about 3,000 a second for one user. A proxy
-	// that writes a whole buffered answer in a loop needs 5 to 50 µs for each chunk.
+	// minTPOT is shorter than the time that any server needs for a token. The fastest servers generate about 3,000 tokens
+	// a second for one user. A proxy that writes a whole buffered answer in a loop needs 5 to 50 µs for each chunk.
 	minTPOT = 100 * time.Microsecond
-	// A proxy buffers an answer if at least burstChunks chunks arrive together, and bursts are at least minBurst apart, on
-	// average.
-	burstChunks = 4
+	// An answer counts as buffered by a proxy if, on average, at least burstChunks chunks arrive together and bursts are
+	// at least minBurst apart. With fewer chunks a busy machine would do: the client reads an answer of eight in two pieces.
+	burstChunks = 5
 	minBurst    = 20 * time.Millisecond
-	// maxBlank is how many chunks without text an answer may have if its tokens are compared with its text: the last chunk
-	// and one more. A model that goes on after its end generates tokens without text, so the comparison would mean nothing.
+	// maxBlank is how many chunks without text an answer may have: the last chunk and one more. If there are more, the
+	// number of tokens is not compared with the text. A model that goes on after its end generates tokens without text, so
+	// the comparison would mean nothing.
 	maxBlank = 2
-	// maxMarks is how many tokens of an answer may have no chunk. They are special tokens, such as <think> and </think>, or
-	// the three before each message of gpt-oss.
+	// maxMarks is how many tokens of an answer may have neither text nor a chunk. They are special tokens, such as <think>
+	// and </think>, or the three before each message of gpt-oss.
 	maxMarks = 4
-	// maxUnseen is the largest share of times between tokens that the client may fail to see. If it misses more, the
-	// run is void, because a limit on these times would be judged on values that were not measured.
+	// maxUnseen is the largest share of the times between tokens that may stay invisible to the client. With a larger
+	// share the run is void, because a limit on these times would be judged on values that were not measured.
 	maxUnseen = 0.5
-	// minUnseen is the number of unseen times below which a run is not void. On a busy server both tokens of a short answer
-	// may share a chunk.
+	// minUnseen is the smallest number of unseen times that makes a run void. On a busy server both tokens of a short
+	// answer may share a chunk.
 	minUnseen = 8
-	// maxReadLate is how late the load generator may be in the median. A later one reads chunks together that arrived
-	// apart.
+	// If the median send lag is above maxReadLate, no run is void for unseen times. A load generator that is so late may
+	// read chunks together that arrived apart.
 	maxReadLate = 5 * time.Millisecond
 )
 
@@ -49,13 +50,13 @@ func (s *Sample) unseen() (way int, is bool) {
 	case s.Pieces > 1 && s.Chunks >= burstChunks*s.Pieces && span >= time.Duration(s.Pieces-1)*minBurst:
 		return inBursts, true
 	case s.Pieces > 0 && s.Blank <= maxBlank && s.OutputTokens > s.TextBytes+s.Chunks+maxMarks+s.textless():
-		return overclaimed, true // every other token has at least a byte of text, or its own chunk
+		return overclaimed, true // except for these, every token has at least one byte of text or its own chunk
 	}
 	return 0, false
 }
 
-// textless returns how many tokens may have no text because the model went on after its end. The end lies in the chunk
-// before the blank ones, and with --stream-interval a chunk holds many tokens.
+// textless returns how many tokens may have no text because the model went on after its end. The chunk before the blank
+// ones contains the end, and with --stream-interval a chunk holds many tokens.
 func (s *Sample) textless() int {
 	return (s.Blank + 1) * (s.OutputTokens - 1) / max(1, s.Chunks-1)
 }
@@ -64,7 +65,7 @@ func (s *Sample) textless() int {
 type visibility struct {
 	gaps   int
 	unseen [waysUnseen]int    // by reason
-	first  [waysUnseen]Sample // an example of each reason
+	first  [waysUnseen]Sample // one answer as an example of each reason
 }
 
 func (v *visibility) add(s *Sample) {
@@ -78,7 +79,7 @@ func (v *visibility) add(s *Sample) {
 	}
 }
 
-// void says why the latencies of a run are not the server's. It returns "" if they may be.
+// void says why the latencies of a run are not those of the server. It returns "" if there is no such reason.
 func (v *visibility) void(sendLag Stats) string {
 	all, worst := 0, 0
 	for way, n := range v.unseen {
