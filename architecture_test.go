@@ -1,5 +1,5 @@
-// Package vllmtuner_test checks the architecture: which package may import which, and what each package says it is for. It never
-// tests what a package does.
+// Package vllmtuner_test checks the architecture: which package may import which other, and that each package comment
+// says what its package is for. It never tests what a package does.
 package vllmtuner_test
 
 import (
@@ -16,8 +16,9 @@ import (
 
 const module = "vllmtuner"
 
-// rooms gives each package of the module its line, as in ARCHITECTURE.md. A package imports only packages on lines above its own,
-// that is, with lower numbers. Packages on the same line do not import each other. No package imports the one on the last line.
+// rooms gives each package of the module (called a room) the number of its line in ARCHITECTURE.md. A package imports
+// only packages on lines above its own, that is, with lower numbers. Packages on the same line do not import each
+// other. No package imports the one on the last line.
 var rooms = map[string]int{
 	"foreign":                  0,
 	"studies/rights":           0,
@@ -68,8 +69,9 @@ var rooms = map[string]int{
 	"cmd/tuner":                9,
 }
 
-// checkImport returns an error if the importer must not import the other package. Both names are without the module's path.
-// A test may also import a package on its own line: the test of a client needs the simulated server.
+// checkImport returns an error if the importer must not import the other package. Both names are without the module's
+// path. A test may also import a package on the same line. For example, the test of a client needs the simulated
+// server.
 func checkImport(importer, imported string, inTest bool) error {
 	from, ok := rooms[importer]
 	if !ok {
@@ -99,12 +101,12 @@ func unknown(room string) error {
 type pkg struct {
 	name    string
 	doc     string          // package comment; empty if there is none
-	imports map[string]bool // the imported rooms; false if only tests import the room
+	imports map[string]bool // the imported rooms; the value is false if only tests import that room
 }
 
-// packages parses the module's files with all build tags, and returns its packages by their rooms. It reads the files itself and
-// does not ask the go command, so that go test knows when a cached result is out of date. It leaves out the directories that
-// the go command leaves out, nested modules, and the module's root, which has only this test.
+// packages parses the module's files, whatever their build tags, and returns its packages by their rooms. It reads the
+// files without the go command, so that go test knows when a cached result is out of date. It leaves out the
+// directories that the go command leaves out, nested modules, and the module's root, which has only this test.
 func packages(t *testing.T) map[string]*pkg {
 	t.Helper()
 	found := make(map[string]*pkg)

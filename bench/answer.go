@@ -9,28 +9,28 @@ import (
 	"time"
 )
 
-// An answer reads the event stream of one request (server-sent events, html.spec.whatwg.org, 9.2). The bytes may come in
-// pieces of any size. An answer does not decode chunks of tokens but searches them for keys. That is safe: JSON escapes a
-// quote within a string, so `"key"` before a colon can only be a key.
+// An answer reads the event stream of one request (server-sent events, html.spec.whatwg.org, 9.2). The bytes may come
+// in pieces of any size. An answer does not decode chunks that carry tokens. It only searches them for keys. That is
+// safe: JSON escapes a quote within a string, so `"key"` before a colon can only be a key.
 type answer struct {
-	chat    bool // chunks carry a delta
+	chat    bool // chat endpoint: chunks carry a delta
 	itl     bool // record gaps
-	natural bool // any length is right
+	natural bool // an answer of any length is right
 	keep    bool // keep the text
 	want    int  // tokens asked for
 
 	lines
-	heard bool   // there was an event
-	odd   string // first line that is not a field of an event
+	heard bool   // at least one event has come
+	odd   string // first line that is no known field of an event
 
-	opened      time.Duration // first chunk with choices
-	role        bool          // the last chunk carried only the role, no output
-	first, last time.Duration // chunks with output
-	closed      time.Duration // last chunk of any kind
+	opened      time.Duration // when the first chunk with choices came
+	role        bool          // the first chunk with choices carried only the role, no output
+	first, last time.Duration // when chunks with output came
+	closed      time.Duration // when the last chunk of any kind came
 	chunks      int           // chunks with output
 	pieces      int           // distinct arrival times of chunks with output
 	blank       int           // chunks with output but without text
-	textBytes   int           // text in all chunks
+	textBytes   int           // bytes of text in all chunks
 	gaps        []time.Duration
 	text        []string
 	usage       *usage
@@ -39,8 +39,8 @@ type answer struct {
 	detail      string
 }
 
-// usage holds the server's counts of tokens. Counting chunks would be wrong: with speculative decoding, and when the
-// server lags, several tokens share a chunk.
+// usage holds the server's counts of tokens. Counting chunks would be wrong, because several tokens may share a chunk:
+// with speculative decoding, and when the server lags.
 type usage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
@@ -52,7 +52,7 @@ type usage struct {
 	} `json:"completion_tokens_details"`
 }
 
-// over reports whether the answer is final, whatever follows.
+// over reports whether the answer is final. Later bytes do not change it.
 func (a *answer) over() bool { return a.done || a.failure != "" }
 
 func (a *answer) fail(kind Failure, format string, args ...any) {
@@ -61,8 +61,9 @@ func (a *answer) fail(kind Failure, format string, args ...any) {
 	}
 }
 
-// finish takes the end of the stream: io.EOF or the error of its connection. The specification drops an event without an
-// empty line at its end. Some servers leave out the last empty line, so finish reads an event that is complete.
+// finish ends the answer. err is io.EOF, or the error that ended the connection. By the specification, an event without
+// an empty line after it does not count. Some servers leave out the last empty line, so finish accepts a last event
+// that is complete.
 func (a *answer) finish(err error, at time.Duration) {
 	if err == io.EOF && !a.over() {
 		if len(a.rest) > 0 {
@@ -89,7 +90,7 @@ func (a *answer) finish(err error, at time.Duration) {
 	}
 }
 
-// judge fails an answer that arrived whole but is not what the request asked for.
+// judge marks an answer as failed if it arrived whole but is not what the request asked for.
 func (a *answer) judge() {
 	switch {
 	case a.failure != "":
@@ -140,7 +141,7 @@ func (a *answer) event(data []byte, at time.Duration) {
 	}
 }
 
-// token notes a chunk that carries output.
+// token records the arrival of a chunk that carries output.
 func (a *answer) token(at time.Duration) {
 	a.chunks++
 	if a.first == 0 {
@@ -159,7 +160,7 @@ func (a *answer) token(at time.Duration) {
 	a.last = at
 }
 
-// decode reads a usage or an error chunk.
+// decode reads a chunk that holds usage or an error.
 func (a *answer) decode(data []byte) {
 	var chunk struct {
 		Usage *usage          `json:"usage"`
@@ -178,13 +179,14 @@ func (a *answer) decode(data []byte) {
 	}
 }
 
-// spareChunks is how many chunks an answer may have beyond its pinned tokens. One may only give the finish reason.
+// spareChunks is how many more chunks than its pinned tokens an answer may have. For example, an extra chunk may carry
+// only the finish reason.
 const spareChunks = 16
 
 // generated reports whether a chunk with these choices carries output. For completions every chunk does, even one with
-// empty text. For chat it follows vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py): content,
-// reasoning or a call counts, and so does empty content without a role. The first chunk, which only names the role, does
-// not count. 0.14.1 counts that chunk as the first token, microseconds earlier; Rules0141 does the same.
+// empty text. For chat, content, reasoning or a tool call is output, and so is empty content without a role. This
+// follows vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py). The first chunk of a chat, which only
+// names the role, is no output. 0.14.1 takes that chunk as the first token, microseconds earlier. Rules0141 follows it.
 func (a *answer) generated(choices []byte) bool {
 	if !a.chat {
 		return true
@@ -221,7 +223,8 @@ func (a *answer) keepText(data []byte) {
 	}
 }
 
-// countText counts the text of a chunk with output. A chunk without a text field, such as a call, counts with its whole length.
+// countText counts the text of a chunk with output. A chunk without a text field, such as a tool call, counts with its
+// whole length.
 func (a *answer) countText(choices []byte) {
 	text := value(choices, `"text"`)
 	if a.chat {
@@ -263,7 +266,8 @@ func stringLength(text []byte) int {
 	}
 }
 
-// value returns the JSON text from the value of a key on, or nil if there is no such key. key includes its quotes.
+// value returns the part of data that begins with the value of a key, or nil if there is no such key. key includes its
+// quotes.
 func value(data []byte, key string) []byte {
 	for {
 		at := bytes.Index(data, []byte(key))
@@ -281,7 +285,7 @@ func hasPrefix(value []byte, prefix string) bool {
 	return len(value) >= len(prefix) && string(value[:len(prefix)]) == prefix
 }
 
-// filled reports whether a JSON text begins with a string, list or object that is not empty.
+// filled reports whether a JSON text begins with a non-empty string, list or object.
 func filled(value []byte) bool {
 	if len(value) < 2 {
 		return false
@@ -291,12 +295,13 @@ func filled(value []byte) bool {
 		return value[1] != '"'
 	case '[', '{':
 		next := unspaced(value[1:])
-		return len(next) > 0 && next[0] != value[0]+2 // in ASCII a closing bracket comes two after its opening one
+		return len(next) > 0 && next[0] != value[0]+2 // in ASCII, ']' is '[' + 2 and '}' is '{' + 2
 	}
 	return false
 }
 
-// errorMessage returns the message of an OpenAI-style error in any of its shapes.
+// errorMessage returns the message of an OpenAI-style error, in either of its forms. For any other body it returns the
+// first line.
 func errorMessage(body []byte) string {
 	var wrapped struct {
 		Error   json.RawMessage `json:"error"`

@@ -18,7 +18,7 @@ const (
 	said     = `data: {"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}` + "\n\n"
 )
 
-// readWhole reads a text in pieces of n bytes, the k-th piece at k milliseconds, and then the end of the stream.
+// readWhole feeds a text to the answer in pieces of n bytes, the k-th piece at k milliseconds. Then it ends the stream.
 func readWhole(a *answer, text string, n int) {
 	at := time.Duration(0)
 	for piece := range slices.Chunk([]byte(text), n) {
@@ -93,8 +93,8 @@ func TestAnAnswerIsTimedByItsChunksOfOutput(t *testing.T) {
 	}
 }
 
-// A stream gives the same answer, text included, wherever it is cut into pieces. All bytes arrive at one time here, so the
-// times must agree too. Memory is bounded, however long the lines are.
+// A stream gives the same answer, text included, wherever it is cut into pieces. In this test all bytes arrive at the
+// same time, so the recorded times must agree too. Memory is bounded, however long the lines are.
 func FuzzAnswerCutAnywhere(f *testing.F) {
 	f.Add([]byte(token+last+counted+done), []byte{1, 7, 0, 200}, false)
 	f.Add([]byte(strings.ReplaceAll(roleOnly+said+counted+done, "\n", "\r\n")), []byte{3}, true)
@@ -125,13 +125,13 @@ func FuzzAnswerCutAnywhere(f *testing.F) {
 		pieces := read(func(left []byte) int {
 			n := len(left)
 			if len(cuts) > 0 {
-				n = min(n, 1+int(cuts[i%len(cuts)])*(1+len(text)/4096)) // a giant line must not make too many pieces
+				n = min(n, 1+int(cuts[i%len(cuts)])*(1+len(text)/4096)) // a very long text must not give too many pieces
 				i++
 			}
 			return n
 		})
 		if strings.Contains(whole.detail+pieces.detail, "has more than") {
-			return // whether a line is too long depends on the pieces
+			return // the same line may be too long in several pieces, but not in one
 		}
 		if whole.failure == "" && (whole.usage == nil || whole.usage.CompletionTokens != whole.want || whole.first == 0) {
 			t.Errorf("%q counts as an answer of 3 tokens", text)

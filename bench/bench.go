@@ -7,7 +7,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A Failure is the way in which a request failed. The empty Failure is success.
+// A Failure says in which way a request failed. The empty Failure means success.
 type Failure string
 
 // The kinds of failure, each counted by name in a Measurement.
@@ -25,28 +25,28 @@ const (
 	Malformed     Failure = "malformed"      // the stream was not SSE, or its data was not JSON
 )
 
-// A Sample is what happened to one request. All times count from the start of the probe.
-// First, Last and End are zero until they happen.
+// A Sample is what happened to one request. All times count from the start of the probe. First, Last and End are zero
+// until they happen.
 type Sample struct {
 	Phase workload.Phase
 	Index int // within its phase
 
-	Due       time.Duration // when it should have been sent: latencies count from here
+	Due       time.Duration // when it should have been sent; latencies count from this time
 	Queued    time.Duration // how long it waited for a free slot, in a closed loop with a rate
-	Sent      time.Duration // when it was sent; SendLag gives the client's own lateness
+	Sent      time.Duration // when it was sent; SendLag returns the client's own lateness
 	Connected time.Duration // when it had a connection; equals Sent unless a new connection was opened
-	Opened    time.Duration // first chunk with choices; in a chat it only names the role, and vLLM 0.14.1 counts it as the first token
+	Opened    time.Duration // when the first chunk with choices came; in a chat it only names the role, and vLLM 0.14.1 counts it as the first token
 	First     time.Duration // first token
 	Last      time.Duration // last token
-	Closed    time.Duration // last chunk of any kind, the usage chunk included
-	End       time.Duration // the answer is complete, or has failed
+	Closed    time.Duration // when the last chunk of any kind came, the usage chunk included
+	End       time.Duration // when the answer was complete or the request failed
 	ReadLag   time.Duration // the longest time that bytes of the answer waited in this machine before the client read them
 
-	Blur     time.Duration // First may be too late by this much, because it was read together with later tokens
-	SlotFree time.Duration // closed loop without a rate: how long its slot had been free when it was sent
+	Blur     time.Duration // First may be too late by at most this much, because the first token was read together with later tokens
+	SlotFree time.Duration // in a closed loop without a rate: how long the slot of the request had been free when it was sent
 
 	PromptTokens int // as the server counted them
-	CachedTokens int // prompt tokens found in the prefix cache, where the server says so
+	CachedTokens int // prompt tokens found in the prefix cache, if the server reports them
 	OutputTokens int // as the server counted them
 	WantTokens   int // as pinned
 	Chunks       int // chunks with output; fewer than tokens with speculative decoding or on a busy server
@@ -60,12 +60,12 @@ type Sample struct {
 	Turn         int // turn in its live conversation, from 1; 0 if it belongs to none
 	LastTurn     bool
 
-	Gaps    []time.Duration // times between tokens (ITL), only when asked for
+	Gaps    []time.Duration // times between tokens (ITL); empty unless recorded
 	Failure Failure         // "" for success
-	Detail  string          // first line of the error, for the first few failures
+	Detail  string          // first line of the error; kept only for the first few failures
 }
 
-// OK reports whether the request ended well.
+// OK reports whether the request ended without a failure.
 func (s Sample) OK() bool { return s.End > 0 && s.Failure == "" }
 
 // TTFT returns the time to first token, counted from the due time.
@@ -83,21 +83,22 @@ func (s Sample) TPOT() (time.Duration, bool) {
 // E2E returns the end-to-end latency up to the last token, counted from the due time.
 func (s Sample) E2E() time.Duration { return s.Last - s.Due }
 
-// SendLag returns how late the client itself was. In a closed loop without a rate no latency contains it.
+// SendLag returns how late the client sent the request. In a closed loop without a rate, no latency includes this
+// delay.
 func (s Sample) SendLag() time.Duration { return s.Sent - s.Due - s.Queued + s.SlotFree }
 
 // A Stop function reports whether the probe may end early. The client calls it about once a second with the counted
 // requests so far, in order of Index. Pending requests have a zero End.
 type Stop func(now time.Duration, counted []Sample) bool
 
-// A Run is one schedule sent to a server.
+// A Run is the record of one schedule that was sent to a server.
 type Run struct {
 	Samples      []Sample      // the counted requests, in order of Index
-	Others       int           // uncounted requests that were sent (lead-in, run-out, pass)
+	Others       int           // uncounted requests that were sent: lead-in, run-out, and passes that fill the cache
 	Broken       int           // uncounted requests that failed
-	BrokenDetail string        // kind and text of the first of them
-	Stopped      bool          // Stop ended the run
-	Tally        *Tally        // sums of all counted requests if there were more than Client.MaxSamples; then Samples is empty
+	BrokenDetail string        // kind and text of the first failure of an uncounted request
+	Stopped      bool          // the Stop function ended the run
+	Tally        *Tally        // sums of all counted requests if there were too many to keep (Client.MaxSamples); then Samples is empty
 	Series       Series        // what happened in each second, uncounted requests included
 	Lateness     Lateness      // delays in the client itself
 	Stalled      time.Duration // longest time that this process did not run, for example because it was suspended; 0 below 0.5 s

@@ -11,10 +11,10 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// appendBody appends the JSON body of a request. It pins the work: the server must generate exactly OutputTokens tokens,
-// greedily and past any end of sequence. An answer of another length is a failure. For natural answers OutputTokens is
-// only a limit. The body has no min_tokens, because ignore_eos is enough and vLLM 0.14.1 refuses min_tokens above 1 with
-// speculative decoding.
+// appendBody appends the JSON body of a request. It pins the work: the server must generate exactly OutputTokens
+// tokens, greedily and past any end of sequence. An answer of another length is a failure. With Client.Natural,
+// OutputTokens is only a limit. The body has no min_tokens, because ignore_eos is enough and vLLM 0.14.1 refuses
+// min_tokens above 1 with speculative decoding.
 func (c *Client) appendBody(b []byte, r *workload.Request) ([]byte, error) {
 	b = append(b, `{"model":`...)
 	b, err := appendJSON(b, c.Model)
@@ -75,14 +75,14 @@ func appendJSON(b []byte, v any) ([]byte, error) {
 	return append(b, text...), nil
 }
 
-// compose returns a whole HTTP request. It builds the body in scratch, and also returns the body, so that the caller
-// can use its memory as the next scratch.
+// compose returns a whole HTTP request. It builds the body in scratch. It also returns the body, so that the caller can
+// pass it as scratch for the next request.
 func (f *runState) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
 	body, err = f.client.appendBody(scratch[:0], a.Request)
 	if err != nil {
 		return nil, body, fmt.Errorf("request %d of the %s: %w", a.Index, a.Phase, err)
 	}
-	const rest = 96 // bytes for the id and the length
+	const rest = 96 // room for the id and the length, in bytes
 	wire = make([]byte, 0, len(f.head)+len(body)+rest)
 	wire = append(wire, f.head...)
 	wire = fmt.Appendf(wire, "X-Request-Id: %s%s-%d", f.id, a.Phase, a.Index)
@@ -93,7 +93,7 @@ func (f *runState) compose(a workload.Arrival, scratch []byte) (wire, body []byt
 	return append(wire, body...), body, nil
 }
 
-// requestHead returns the beginning of every request, up to its id.
+// requestHead returns the bytes with which every request begins, up to its id.
 func (c *Client) requestHead(host, path string) []byte {
 	header := c.header()
 	for key, value := range map[string]string{"Host": host, "User-Agent": "tuner"} {
@@ -106,11 +106,11 @@ func (c *Client) requestHead(host, path string) []byte {
 	header.Set("Accept-Encoding", "identity")
 	var b bytes.Buffer
 	b.WriteString("POST " + path + " HTTP/1.1\r\n")
-	_ = header.Write(&b) // a buffer never fails
+	_ = header.Write(&b) // writing to a buffer never fails
 	return b.Bytes()
 }
 
-// header returns the header of each request, without what depends on its body.
+// header returns the headers that all requests have, whatever their body.
 func (c *Client) header() http.Header {
 	header := make(http.Header)
 	for name, values := range c.Header {

@@ -17,26 +17,25 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A Client sends schedules to one server. Its load is open loop unless MaxInFlight is set: it sends each request when
-// that is due, however many are in flight.
-// Its fields may be changed until the first call of Run.
+// A Client sends schedules to one server. Its load is open loop unless MaxInFlight is set: it sends each request at its
+// due time, however many are in flight. The fields of a Client may be changed until the first call of Run.
 type Client struct {
 	URL         string         // base URL, such as http://127.0.0.1:8000
 	Model       string         // name under which the server serves the model
 	Endpoint    string         // workload.Completions (also when empty) or workload.Chat
 	APIKey      Secret         // sent as a bearer token; "" sends none
-	Header      http.Header    // sent with each request, beside Content-Type and the API key
+	Header      http.Header    // further headers of each request, besides Content-Type and the API key
 	TLS         *tls.Config    `json:"-"` // for https; nil means the system's certificates
 	Proxy       *url.URL       // HTTP proxy to tunnel through; nil means none, whatever the environment says
 	ITL         bool           // record the times between tokens
-	Natural     bool           // let the model end its answers: lengths are not pinned, and no length is a failure
+	Natural     bool           // let the model end its answers: lengths are not pinned, and any length is accepted
 	MaxInFlight int            // limit on requests in flight, for a closed loop; 0 means open loop
 	Rules       Rules          // the definitions that the Tally follows; "" means Rules033
-	Limits      []Limit        // the Tally counts requests over these
+	Limits      []Limit        // for each limit, the Tally counts the requests over it
 	Progress    func(Progress) `json:"-"` // called once a second during a run; nil means silent
 	MaxSamples  int            // a run with more counted requests keeps only a Tally, so that memory stays flat; 0 means 100,000
 	IdleTimeout time.Duration  // a request fails when no byte of its answer comes for this long; 0 means 60 s
-	RunLimit    time.Duration  // limit on the time of one answer, and on the time that remains once all counted requests are due; 0 means 10 min
+	RunLimit    time.Duration  // limit on the time of one answer, and on the wait for the last answers after all counted requests are due; 0 means 10 min
 
 	dial func(ctx context.Context, network, address string) (net.Conn, error) // nil means TCP; tests use a network in memory
 }
@@ -46,10 +45,10 @@ type Secret string
 
 const hidden = "[secret]"
 
-// Format writes a placeholder under every verb.
+// Format writes a placeholder, whatever the verb.
 func (s Secret) Format(f fmt.State, _ rune) { fmt.Fprint(f, hidden) }
 
-// hide removes the client's secrets from a text of the server, which may quote the request.
+// hide removes the client's secrets from a text that the server sent. Such a text may quote the request.
 func (c *Client) hide(text string) string {
 	if c.APIKey != "" {
 		text = strings.ReplaceAll(text, string(c.APIKey), hidden)
@@ -67,7 +66,8 @@ func (c *Client) hide(text string) string {
 	return text
 }
 
-// minSecret is the length from which hide treats a header's value as a secret. Shorter values may be ordinary words.
+// minSecret is the smallest length of a header's value that hide treats as a secret. Shorter values may be ordinary
+// words.
 const minSecret = 8
 
 // MarshalText returns a placeholder, for JSON, YAML and structured logs.
@@ -77,24 +77,24 @@ const (
 	defaultIdleTimeout = time.Minute
 	defaultRunLimit    = 10 * time.Minute
 	defaultMaxSamples  = 100_000 // some 25 MB
-	maxInitialConns    = 4096    // connections opened before the first request
+	maxInitialConns    = 4096    // limit on the connections opened before the first request
 
-	// ahead is how many requests are written before they are due. It suffices for a burst and takes little memory: a
+	// ahead is how many requests are composed before they are due. That is enough for a burst and takes little memory: a
 	// prompt of 6,000 token ids has about 35 KB.
 	ahead = 16
 )
 
-// The reasons for which a run ends its requests. Any other reason is an error of the run.
+// The reasons that end a run without an error. Any other reason is an error of the run.
 var (
 	errEnough  = errors.New("all counted requests have ended")
 	errStopped = errors.New("stopped early")
 	errTooLong = errors.New("the last answers took too long")
 )
 
-// Run sends the schedule. Once the run-out has begun and all counted requests have ended, Run withdraws the requests of
-// the run-out and returns. If the schedule ends without a run-out, Run waits for the last answers, RunLimit at most.
-// stop may be nil. When stop returns true, Run withdraws all requests, and pending samples keep a zero End. When ctx
-// ends, Run returns its cause.
+// Run sends the schedule. Once the run-out has begun and all counted requests have ended, Run withdraws (cancels) the
+// requests of the run-out and returns. If the schedule ends without a run-out, Run waits for the last answers, but not
+// longer than RunLimit. stop may be nil. When stop returns true, Run withdraws all requests, and pending samples keep a
+// zero End. When ctx ends, Run returns its cause.
 //
 // Run opens connections before it needs them, the first ones before the schedule begins. It closes them all before it
 // returns, because vLLM's shutdown hangs while a client holds a connection.
@@ -117,7 +117,7 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	f.start = time.Now()
 	before := readProcessStats()
 	aborted := make(chan struct{})
-	context.AfterFunc(ctx, func() { // runs in any case, because end(errEnough) below ends ctx
+	context.AfterFunc(ctx, func() { // always runs, because end(errEnough) below ends ctx
 		defer close(aborted)
 		f.pool.abort(context.Cause(ctx))
 	})
@@ -138,7 +138,7 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 	return f.result(context.Cause(ctx))
 }
 
-// RunClosed is Run with at most streams requests in flight.
+// RunClosed is like Run, but has at most the given number of requests (streams) in flight.
 func (c *Client) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop Stop) (Run, error) {
 	closed := *c
 	closed.MaxInFlight = streams
@@ -150,7 +150,7 @@ func (f *runState) result(cause error) (Run, error) {
 	f.run.Series.Close()
 	if f.run.Tally != nil {
 		for i := range f.run.Samples {
-			if f.run.Samples[i].WantTokens > 0 { // withdrawn; the Tally already has the others
+			if f.run.Samples[i].WantTokens > 0 { // a withdrawn request; the Tally already has the others
 				f.run.Tally.Add(&f.run.Samples[i])
 			}
 		}

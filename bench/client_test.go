@@ -51,7 +51,7 @@ func TestTTFTCountsFromTheDueTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, 30*time.Millisecond, 0) })
 		late := func(yield func(workload.Arrival) bool) {
-			time.Sleep(400 * time.Millisecond) // a client that is not ready in time
+			time.Sleep(400 * time.Millisecond) // the client is not ready in time
 			for a := range requests(workload.Window, 1, 100*time.Millisecond, 0, ask(2)) {
 				yield(a)
 			}
@@ -242,7 +242,8 @@ func TestTheKeyIsSentAndNeverShown(t *testing.T) {
 	}
 }
 
-// A run leaves no goroutine and no connection behind. For each connection the test server has a goroutine.
+// A run leaves no goroutine and no connection behind. The test server has a goroutine for each connection, so the test
+// counts only goroutines.
 func TestARunLeavesNothingBehind(t *testing.T) {
 	c, _ := loopback(t, func(w http.ResponseWriter, r *http.Request) {
 		s, q := begin(t, w, r)

@@ -14,21 +14,21 @@ import (
 	"time"
 )
 
-// readSize is the size of the read buffer. It holds many chunks of tokens, which have about 250 bytes each.
+// readSize is the size of the read buffer. It holds many chunks of tokens. A chunk has about 250 bytes.
 const readSize = 16 << 10
 
 // A conn is one connection to the server. It is read until it ends, even while idle, so that the client notices at once
-// when the server closes it. The pool's reactor reads plain TCP; any other connection has its own goroutine.
+// when the server closes it. The pool's reactor reads plain TCP. Any other connection has its own goroutine.
 type conn struct {
 	pool *pool
 	socket
 	net     net.Conn  // nil for plain TCP
 	lastUse time.Time // guarded by pool.mu
-	fresh   bool      // it has not been used yet; guarded by pool.mu
+	fresh   bool      // the connection has not been used yet; guarded by pool.mu
 
 	mu       sync.Mutex
 	exchange *exchange // the current request; nil when the connection is idle
-	writing  bool      // a request is being written to net
+	writing  bool      // the connection is not plain TCP, and a goroutine is writing the request
 	closed   error     // why the connection was closed; nil while it is open
 }
 
@@ -128,7 +128,7 @@ var (
 	errAnswerOver = errors.New("the answer was over before its response")
 )
 
-// take gives bytes to the exchange. When the response is over, it puts the connection back into the pool.
+// take passes received bytes to the exchange. When the response is over, it puts the connection back into the pool.
 func (c *conn) take(b []byte, arrived, now time.Time) error {
 	x := c.current()
 	if x == nil {
@@ -150,8 +150,8 @@ func (c *conn) take(b []byte, arrived, now time.Time) error {
 	return nil
 }
 
-// detachExchange detaches the exchange and reports whether its request was wholly written. A server may refuse a request
-// before it has read it all.
+// detachExchange detaches the exchange and reports whether its request was written completely. A server may refuse a
+// request before it has read all of it.
 func (c *conn) detachExchange() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -196,7 +196,7 @@ var errDialLimit = fmt.Errorf("no connection within %s", dialLimit)
 
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 
-// open opens one connection: TCP, a tunnel if there is a proxy, TLS if the URL says so.
+// open opens one connection: TCP, through a tunnel if there is a proxy, and with TLS if the URL begins with https.
 func (c *Client) open(ctx context.Context, dial dialFunc, host string, secure *tls.Config) (*conn, error) {
 	first := host
 	if c.Proxy != nil {
@@ -206,11 +206,11 @@ func (c *Client) open(ctx context.Context, dial dialFunc, host string, secure *t
 	if err != nil {
 		return nil, err
 	}
-	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) }) // pending reads and writes fail then
+	stop := context.AfterFunc(ctx, func() { _ = raw.SetDeadline(time.Unix(1, 0)) }) // this deadline in the past makes pending reads and writes fail
 	defer stop()
 	made := &conn{net: raw}
 	if tcp, ok := raw.(*net.TCPConn); ok {
-		// If the system has no time stamps, a byte arrives when it is read.
+		// If the system has no time stamps, the time of the read counts as the time of arrival.
 		if with, err := newStamped(tcp); err == nil {
 			made.net = with
 		}
@@ -246,7 +246,7 @@ func tunnel(through net.Conn, host string, proxy *url.URL) error {
 	if err := ask.Write(through); err != nil {
 		return fmt.Errorf("ask proxy %s: %w", proxy.Host, err)
 	}
-	// The host sends nothing before the first request, so the reader buffers nothing beyond the head.
+	// The host sends nothing before the first request, so the reader buffers nothing after the head of the proxy's answer.
 	answer, err := http.ReadResponse(bufio.NewReader(through), ask)
 	if err != nil {
 		return fmt.Errorf("proxy %s: %w", proxy.Host, err)

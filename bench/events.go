@@ -5,14 +5,15 @@ import (
 	"time"
 )
 
-// maxLine bounds the memory of one answer, in bytes. vLLM's chunks have a few hundred.
+// maxLine is the limit on a line or an event, in bytes. It bounds the memory of one answer. vLLM's chunks have a few
+// hundred bytes.
 const maxLine = 1 << 20
 
-// lines is the unparsed end of an event stream.
+// lines is the end of an event stream that has not been parsed yet.
 type lines struct {
 	rest    []byte        // beginning of an incomplete line
-	begun   bool          // the first line was read
-	cr      bool          // the last line ended with CR; a LF that follows belongs to it
+	begun   bool          // the first line has been read
+	cr      bool          // the last line ended with CR; if LF follows, it belongs to the same line end
 	data    []byte        // data of an incomplete event
 	pending bool          // there is an incomplete event
 	dataAt  time.Duration // when the last line of data came
@@ -49,7 +50,8 @@ func (a *answer) feed(b []byte, at time.Duration) {
 	}
 }
 
-// lineEnd returns the index of the first line's end, or -1. Lines end with LF, CR LF or CR.
+// lineEnd returns the index at which the first line ends, or -1 if it does not end in b. Lines end with LF, CR LF or
+// CR.
 func lineEnd(b []byte) int {
 	end := bytes.IndexByte(b, '\n')
 	if end >= 0 {
@@ -85,7 +87,8 @@ func (a *answer) line(line []byte, at time.Duration, last bool) {
 }
 
 // field reads a line without data: a comment, another field, or text that does not belong in an event stream. The
-// specification allows unknown fields. So field only keeps the first one, to explain a stream without events.
+// specification allows unknown fields, so they are no error. field keeps only the first unknown line, to explain a
+// stream without events.
 func (a *answer) field(line []byte) {
 	const most = 80
 	name, _, _ := bytes.Cut(line, []byte(":"))
@@ -98,7 +101,7 @@ func (a *answer) field(line []byte) {
 	}
 }
 
-// take reads one line of data. It joins the lines of one event.
+// take reads one line of data. If an event has several lines of data, take joins them.
 func (a *answer) take(data []byte, at time.Duration, last bool) {
 	if a.pending && apart(a.data, data) {
 		a.dispatch()
@@ -107,7 +110,7 @@ func (a *answer) take(data []byte, at time.Duration, last bool) {
 		}
 	}
 	if !a.pending && last {
-		a.event(data, at) // no copy is needed
+		a.event(data, at) // the event is complete, so its data need not be copied
 		return
 	}
 	if a.pending {
@@ -119,8 +122,8 @@ func (a *answer) take(data []byte, at time.Duration, last bool) {
 	}
 }
 
-// apart reports whether two lines of data are two events although no empty line separates them. They are if the first is
-// a whole object and the second begins an object or is [DONE], because no JSON text has that form.
+// apart reports whether two lines of data belong to two events, although no empty line separates them. They do if the
+// first is a whole object and the second begins an object or is [DONE]. No single JSON text looks like that.
 func apart(before, next []byte) bool {
 	before, next = trimmed(before), trimmed(next)
 	return complete(before) && len(next) > 0 && (next[0] == '{' || string(next) == doneMark)
@@ -137,7 +140,7 @@ const doneMark = "[DONE]"
 // isSpace reports whether a byte is white space in JSON.
 func isSpace(c byte) bool { return c == ' ' || c == '\t' || c == '\r' || c == '\n' }
 
-// unspaced returns data without the white space before it.
+// unspaced returns data without leading white space.
 func unspaced(data []byte) []byte {
 	for len(data) > 0 && isSpace(data[0]) {
 		data = data[1:]
@@ -145,7 +148,7 @@ func unspaced(data []byte) []byte {
 	return data
 }
 
-// trimmed returns data without the white space around it.
+// trimmed returns data without leading and trailing white space.
 func trimmed(data []byte) []byte {
 	for len(data) > 0 && isSpace(data[len(data)-1]) {
 		data = data[:len(data)-1]

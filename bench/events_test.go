@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// An answer may have any form that the specification of server-sent events allows (html.spec.whatwg.org, 9.2.5 and 9.2.6).
-// Common faults of servers are allowed too, if their meaning is clear.
+// An event stream may have any form that the specification of server-sent events allows (html.spec.whatwg.org, 9.2.5
+// and 9.2.6). Common faults of servers are allowed too, if their meaning is clear.
 func TestALegalEventStreamIsUnderstood(t *testing.T) {
 	all := token + token + last + counted + done
 	each := func(old, new string) string { return strings.ReplaceAll(all, old, new) }
@@ -117,7 +117,8 @@ func (w *rewriter) stream(events []string) string {
 
 func (w *rewriter) one(of ...string) string { return of[w.IntN(len(of))] }
 
-// line writes a line with a random line end. After CR an empty line cannot end with LF.
+// line writes a line with a random line end. An empty line after CR must not end with LF, because CR LF is one line
+// end.
 func (w *rewriter) line(text string) {
 	ends := []string{"\n", "\r\n", "\r"}
 	if w.cr && text == "" {
@@ -128,7 +129,7 @@ func (w *rewriter) line(text string) {
 	w.WriteString(text + end)
 }
 
-// noise writes lines without meaning.
+// noise writes lines that must not change the answer.
 func (w *rewriter) noise() {
 	for w.IntN(3) == 0 {
 		w.line(w.one(":", ": ping", ":data: {}", "id", "id: 7", "event", "event:message", "retry", "retry: 10", "foo", "foo: bar", "data2: {}", "dat", "data"))

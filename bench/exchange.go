@@ -15,14 +15,15 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// drainTime is how long the response may go on after [DONE]. After that the connection is closed instead of reused.
+// drainTime is how long the response may go on after [DONE]. After this time the connection is closed and not used
+// again.
 const drainTime = time.Second
 
-// maxErrorText is how many bytes of an error's body are kept to find the message in.
+// maxErrorText is how many bytes of an error response are kept. They are searched for the error message.
 const maxErrorText = 4096
 
-// An exchange is one request and the part of its response that has arrived. The sender owns it until the request is
-// written, then the reader of its connection does.
+// An exchange is one request and the part of its response that has arrived. The sender owns it until a connection
+// begins to send the request. From then on the reader of that connection owns it.
 type exchange struct {
 	state *runState
 	departure
@@ -33,15 +34,15 @@ type exchange struct {
 	answer  answer
 	refusal []byte // body of a response whose status is not 200
 
-	second, chunks int  // the current second of the series, and the chunks that the series already has
-	waited         bool // its connection was idle before, so the server may just have closed it
+	second, chunks int  // the current second of the series, and how many chunks of this answer the series already has
+	waited         bool // the connection was idle before, so the server may just have closed it
 	received       bool
 	retried        bool
-	recorded       bool // the run has its sample
+	recorded       bool // the end of the exchange has been recorded
 
-	lastByte atomic.Int64 // when the last byte came, in the run's time, for runState.closeOverdue
-	doneAt   atomic.Int64 // when it was recorded; 0 before
-	overdue  atomic.Int32 // why runState.closeOverdue closed its connection: silent, endless, or 0
+	lastByte atomic.Int64 // when the last byte came, in ns since the start of the run; for runState.closeOverdue
+	doneAt   atomic.Int64 // when the exchange was recorded, in ns since the start of the run; 0 before
+	overdue  atomic.Int32 // why runState.closeOverdue closed the connection (silent or endless); 0 if it did not
 }
 
 // The ways in which an exchange is overdue.
@@ -50,8 +51,8 @@ const (
 	endless = 2 // the answer took too long as a whole
 )
 
-// feed reads bytes of the connection. It returns how many were left when the response was over. An error means that the
-// connection cannot be used again.
+// feed reads bytes of the connection. It returns how many of them follow the end of the response. An error means that
+// the connection cannot be used again.
 func (x *exchange) feed(b []byte, arrived, read time.Time) (left int, err error) {
 	f := x.state
 	at := arrived.Sub(f.start)
@@ -98,7 +99,7 @@ func (x *exchange) body(b []byte, at time.Duration) {
 	}
 }
 
-// count adds the chunks of the last second to the series once the second is over.
+// count adds the chunks of the last second to the series, once that second is over.
 func (x *exchange) count(at time.Duration) {
 	if second := int(at / time.Second); second != x.second {
 		x.flush()
@@ -121,7 +122,7 @@ func (x *exchange) end(at time.Duration) error {
 	case x.reply.status != http.StatusOK:
 		x.refused(at)
 		if !x.reply.over {
-			return errAnswerOver // nobody needs the rest of an error's body
+			return errAnswerOver // the rest of an error's body is not needed
 		}
 		return nil
 	case x.reply.over:
@@ -129,19 +130,19 @@ func (x *exchange) end(at time.Duration) error {
 	}
 	x.complete(at)
 	if x.answer.failure != "" && !x.reply.over {
-		return errAnswerOver // the rest of the response is unknown
+		return errAnswerOver // nobody knows how long the rest of the response is
 	}
 	return nil
 }
 
-// complete completes the sample from the answer and records it.
+// complete fills the sample from the answer and records it.
 func (x *exchange) complete(at time.Duration) {
 	a, s := &x.answer, &x.sample
 	s.Opened, s.First, s.Last, s.Closed, s.Gaps, s.Chunks = a.opened, a.first, a.last, a.closed, a.gaps, a.chunks
 	s.Role, s.Pieces, s.Blank, s.TextBytes = a.role, a.pieces, a.blank, a.textBytes
 	if a.usage != nil {
 		s.PromptTokens, s.CachedTokens, s.OutputTokens = a.usage.PromptTokens, a.usage.Details.CachedTokens, a.usage.CompletionTokens
-		s.TextBytes += a.usage.Hidden.Reasoning // the server need not show their text
+		s.TextBytes += a.usage.Hidden.Reasoning // a server need not show the text of reasoning tokens; each counts as one byte
 	}
 	a.judge()
 	s.End, s.Failure, s.Detail = max(at, s.Sent), a.failure, x.state.client.hide(a.detail)
@@ -190,8 +191,8 @@ func (x *exchange) record() {
 	x.state.record(x)
 }
 
-// broke ends an exchange whose connection has ended. If the server closed an idle connection just as the request was
-// sent, broke sends the request once more, as browsers do.
+// broke ends an exchange whose connection has ended. Perhaps the server closed an idle connection just as the request
+// was sent. Then broke sends the request once more, as browsers do.
 func (x *exchange) broke(err error) {
 	f := x.state
 	switch {
@@ -207,7 +208,7 @@ func (x *exchange) broke(err error) {
 		x.withdrawn()
 	case x.reply.status == http.StatusOK:
 		if err == io.EOF && x.reply.left >= 0 {
-			err = io.ErrUnexpectedEOF // only a response without a length may end with its connection
+			err = io.ErrUnexpectedEOF // the end of the connection may end only a response without a length
 		}
 		now := f.now()
 		x.answer.finish(err, now)
@@ -219,7 +220,8 @@ func (x *exchange) broke(err error) {
 	}
 }
 
-// withdrawn records an exchange that was pending when the run ended. It is a failure only if the run took too long.
+// withdrawn records an exchange that was pending when the run ended. It counts as a failure only if the run took too
+// long.
 func (x *exchange) withdrawn() {
 	if context.Cause(x.state.ctx) == errTooLong {
 		x.fail(NeverFinished, errTooLong.Error())

@@ -29,15 +29,15 @@ const (
 // framed returns a text as one HTTP chunk.
 func framed(text string) string { return fmt.Sprintf("%x\r\n%s\r\n", len(text), text) }
 
-// plain returns a response with a length.
+// plain returns a response with a Content-Length.
 func plain(status, kind, body string) string {
 	return fmt.Sprintf("HTTP/1.1 %s\r\nContent-Type: %s\r\nContent-Length: %d\r\n\r\n%s", status, kind, len(body), body)
 }
 
-// A script is what a hostile server does with each request. It must end when the client closes the connection.
+// A script is how a hostile server answers each request. It must end when the client closes the connection.
 type script func(conn net.Conn) error
 
-// say writes a text and waits for the next request.
+// say returns a script that writes a text and leaves the connection open for the next request.
 func say(text string) script {
 	return func(conn net.Conn) error {
 		_, err := io.WriteString(conn, text)
@@ -45,12 +45,12 @@ func say(text string) script {
 	}
 }
 
-// hangUp writes a text and closes.
+// hangUp returns a script that writes a text and closes the connection.
 func hangUp(text string) script {
 	return func(conn net.Conn) error { return errors.Join(say(text)(conn), conn.Close()) }
 }
 
-// flood writes a text, and then another one again and again, as fast as the client reads.
+// flood returns a script that writes a text once, and then more again and again, as fast as the client reads.
 func flood(text, more string) script {
 	return func(conn net.Conn) error {
 		err := say(text)(conn)
@@ -61,7 +61,8 @@ func flood(text, more string) script {
 	}
 }
 
-// drip writes a text, and then another one byte by byte for ever. It is never silent for long and never done.
+// drip returns a script that writes a text, and then more byte by byte for ever. It is never silent for long and never
+// done.
 func drip(text, more string) script {
 	return func(conn net.Conn) error {
 		err := say(text)(conn)
@@ -73,8 +74,8 @@ func drip(text, more string) script {
 	}
 }
 
-// listen serves each connection with serve. stop closes all connections and waits. Closing them is necessary: a server that
-// blocks in a write may not learn for minutes that the client has gone.
+// listen serves each connection with serve. stop closes all connections and waits until serve has returned for each.
+// Closing them is necessary: a server that blocks in a write may not learn for minutes that the client has gone.
 func listen(t *testing.T, serve func(conn net.Conn)) (url string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -100,7 +101,7 @@ func listen(t *testing.T, serve func(conn net.Conn)) (url string, stop func()) {
 	})
 	return "http://" + listener.Addr().String(), func() {
 		listener.Close()
-		<-accepted // no more are added
+		<-accepted // from here on no connection is added to open
 		open.Range(func(conn, _ any) bool { conn.(net.Conn).Close(); return true })
 		serving.Wait()
 	}
@@ -123,7 +124,7 @@ func serveScript(conn net.Conn, do script) {
 func zipped(text string) string {
 	var b bytes.Buffer
 	w := gzip.NewWriter(&b)
-	_, _ = io.WriteString(w, text) // a buffer never fails
+	_, _ = io.WriteString(w, text) // writing to a buffer never fails
 	_ = w.Close()
 	return b.String()
 }
@@ -202,7 +203,7 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			goroutines := runtime.NumGoroutine()
 			url, stop := listen(t, func(conn net.Conn) { serveScript(conn, test.do) })
-			// Only the limit under test is short, so that a slow machine meets no other one.
+			// Only the limit under test is short, so that a slow machine does not reach another limit first.
 			c := &Client{URL: url, Model: "tiny", IdleTimeout: 20 * time.Second, RunLimit: 20 * time.Second}
 			switch test.want {
 			case TimedOut:
@@ -228,7 +229,7 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 			if limit := 10 * time.Second; len(run.Samples) != 2 || run.Elapsed > limit {
 				t.Errorf("%d samples after %s, want 2 within %s", len(run.Samples), run.Elapsed, limit)
 			}
-			// The bound leaves room for garbage. A client that keeps what a server floods it with takes gigabytes.
+			// The bound leaves room for garbage. A client that keeps everything a flooding server sends takes gigabytes.
 			if grown := peak(); grown > 40<<20 {
 				t.Errorf("the heap grew by %d MiB, want at most 40", grown>>20)
 			}
@@ -238,7 +239,7 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 	}
 }
 
-// watchHeap starts to watch the heap. peak stops that and returns by how many bytes the heap grew at most.
+// watchHeap starts to watch the heap. peak stops watching and returns the largest growth of the heap in bytes.
 func watchHeap(t *testing.T) (peak func() int64) {
 	t.Helper()
 	heap := func() int64 {

@@ -9,19 +9,20 @@ import (
 
 // concurrency computes the "peak concurrent requests" of vllm bench serve (calculate_metrics in
 // vllm/benchmarks/serve.py, 0.14.1, 0.32 and 0.33). vLLM cuts the run into whole seconds, from the start of its first
-// request. The peak is the largest number of completed requests in one second. It is coarse: a request counts in each
-// second in which it was in flight for any time.
+// request. The peak is the largest number of completed requests that were in flight in the same second. It is coarse: a
+// request counts in each second in which it was in flight for any time.
 //
-// The request that started first may end last, so the start of the seconds is not known at once. concurrency keeps the
-// first requests as they are, and then only sums by second. Its memory grows with time, not with requests.
+// The request that started first may end last, so the start of the seconds is not known at once. Therefore concurrency
+// first keeps the intervals of requests. When it has enough of them, it only keeps sums by second. Its memory then
+// grows with time, not with requests.
 type concurrency struct {
-	keep    int // how many requests are kept as they are; 0 means all
+	keep    int // how many intervals are kept before they are turned into sums; 0 means all
 	early   []interval
-	origin  time.Duration // start of second 0, once changes is not nil
-	changes map[int]int   // by second: requests that start in it, less those that ended in the second before
+	origin  time.Duration // start of second 0; valid once changes is not nil
+	changes map[int]int   // by second: number of requests that start in it, minus those that ended in the second before
 }
 
-// An interval is the time for which a request was in flight.
+// An interval is the period in which a request was in flight.
 type interval struct{ start, end time.Duration }
 
 func (c *concurrency) add(s interval) {
@@ -35,7 +36,7 @@ func (c *concurrency) add(s interval) {
 	}
 }
 
-// sumEarly turns the kept requests into sums by second.
+// sumEarly turns the kept intervals into sums by second.
 func (c *concurrency) sumEarly() {
 	c.origin, c.changes = math.MaxInt64, make(map[int]int)
 	for _, s := range c.early {
@@ -55,7 +56,7 @@ func (c *concurrency) enter(s interval) {
 // second returns the whole second in which a time lies.
 func second(t time.Duration) int { return int(math.Floor(t.Seconds())) }
 
-// peak returns the largest number of requests in one second.
+// peak returns the largest number of requests in flight in one second.
 func (c *concurrency) peak() int {
 	if c.changes == nil {
 		summed := concurrency{early: c.early}

@@ -25,7 +25,7 @@ func TestPeakInFlightCountsWholeSeconds(t *testing.T) {
 	}
 }
 
-// intervals returns n requests of up to 5 s within a minute, in random order.
+// intervals returns n random intervals of up to 5 s that start within one minute, in random order.
 func intervals(n int, seed uint64) []interval {
 	random := rand.New(rand.NewPCG(seed, 0))
 	all := make([]interval, n)

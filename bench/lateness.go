@@ -9,13 +9,13 @@ import (
 	"vllmtuner/serverctl/cgroup"
 )
 
-// The runtime's histograms (package runtime/metrics).
+// Names of histograms in package runtime/metrics.
 const (
 	pauseMetric     = "/sched/pauses/total/gc:seconds"
 	schedulerMetric = "/sched/latencies:seconds"
 )
 
-// A processStats is a reading of the process's counters. The difference of two is the Lateness of a run.
+// A processStats is a reading of the process's counters. The difference between two readings is the Lateness of a run.
 type processStats struct {
 	pauses, waits *metrics.Float64Histogram
 	throttled     time.Duration
@@ -34,7 +34,7 @@ func readProcessStats() processStats {
 	return w
 }
 
-// since returns the lateness since the reading w.
+// since returns the Lateness from the reading w until now.
 func (w processStats) since() Lateness {
 	now := readProcessStats()
 	return Lateness{
@@ -45,7 +45,8 @@ func (w processStats) since() Lateness {
 	}
 }
 
-// quantileSince returns a quantile of the observations between two histograms, as the upper bound of its bucket.
+// quantileSince returns a quantile of the values that a histogram has gained between two readings. The result is the
+// upper bound of the bucket with that quantile.
 func quantileSince(before, after *metrics.Float64Histogram, q float64) time.Duration {
 	if before == nil || after == nil || len(before.Counts) != len(after.Counts) {
 		return 0

@@ -6,7 +6,8 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// follow starts the next turn of a live conversation and reports whether there is one. It is due after the think time.
+// follow starts the next turn of a live conversation and reports whether there is one. The next turn is due after the
+// think time.
 func (f *runState) follow(x *exchange) bool {
 	if x.Request.Next == nil || !x.sample.OK() || f.ctx.Err() != nil {
 		return false
@@ -52,6 +53,6 @@ func (f *runState) nextTurn(arrival workload.Arrival) {
 		return
 	}
 	x := f.depart(departure{arrival, wire}, slot{})
-	abandon() // depart has counted the turn itself
+	abandon() // depart has counted the turn a second time, so take back the first count
 	f.send(x)
 }

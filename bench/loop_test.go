@@ -47,7 +47,7 @@ func TestAClosedLoopKeepsItsSlotsFull(t *testing.T) {
 	})
 }
 
-// A user waits for a slot too. So this wait is part of the latency, and not lateness of the client.
+// A user waits for a slot too. So this wait belongs to the latency. It is not lateness of the client.
 func TestWaitingForASlotIsInTheLatency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, time.Second, 0) })
@@ -160,7 +160,7 @@ func TestAServerThatClosesIdleConnectionsLosesNoRequest(t *testing.T) {
 		s, q := begin(t, w, r)
 		s.answer(q.MaxTokens, 0, 0)
 	}))
-	server.Config.IdleTimeout = time.Millisecond // any request may meet a connection that the server is closing
+	server.Config.IdleTimeout = time.Millisecond // so short that any request may meet a connection that the server is closing
 	server.Start()
 	defer server.Close()
 	c := &Client{URL: server.URL, Model: "tiny"}
@@ -242,7 +242,7 @@ func TestTLSProxyAndHeaders(t *testing.T) {
 	}
 }
 
-// BenchmarkChunk measures a token's way through the client, without the network.
+// BenchmarkChunk measures the work of the client for one token, without the network.
 func BenchmarkChunk(b *testing.B) {
 	chunk := []byte(`data: {"id":"cmpl-tuner-0b1c2d3e-window-17","object":"text_completion","created":1790000000,"model":"meta-llama/Llama-3.3-70B-Instruct","choices":[{"index":0,"text":" token","logprobs":null,"finish_reason":null,"stop_reason":null}],"usage":null}` + "\n\n")
 	framed := fmt.Appendf(nil, "%x\r\n%s\r\n", len(chunk), chunk)

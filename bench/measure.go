@@ -8,11 +8,11 @@ import (
 // A Scope says which part of a run is measured, and how.
 type Scope struct {
 	Rate    float64       // offered requests per second; 0 for a closed loop
-	Start   time.Duration // end of the lead-in; 0 without one
-	Length  time.Duration // length of the window, in which the counted requests were due
-	Natural bool          // the model ended its answers, so no length is off plan
-	Rules   Rules         // as Rules.For gives them for the endpoint; "" means Rules033
-	Limits  []Limit       // the measurement counts requests over these
+	Start   time.Duration // end of the lead-in; 0 if there is no lead-in
+	Length  time.Duration // length of the window; the counted requests were due in it
+	Natural bool          // the model ended its answers, so any length is as planned
+	Rules   Rules         // from Rules.For for the endpoint; "" means Rules033
+	Limits  []Limit       // for each limit, the measurement counts the requests over it
 
 	Sketches bool // include the Sketches
 }
@@ -31,14 +31,15 @@ func Measure(run Run, scope Scope) Measurement {
 	m.PeakChunks = tally.series(run.Series).peakChunks(scope.Start, tally.total.end)
 	if sum, n := run.Series.between(scope.Start, scope.Start+scope.Length); n > 0 {
 		m.WindowRequestThroughput = float64(sum.Ended) / float64(n)
-		if tally.total.chunks > 0 { // tokens per chunk of this run: a busy server puts more tokens into a chunk
+		if tally.total.chunks > 0 { // use the tokens per chunk of this run, because a busy server puts more tokens into a chunk
 			m.WindowOutputThroughput = float64(sum.Chunks) / float64(n) * float64(tally.total.output) / float64(tally.total.chunks)
 		}
 	}
 	return m
 }
 
-// ByCount returns the scope of a window that ends after a number of requests, from the first due time to the last end.
+// ByCount returns the scope of a window that is defined by a number of requests. Such a window lasts from the first due
+// time to the last end.
 func (s Scope) ByCount(run Run) Scope {
 	if len(run.Samples) == 0 {
 		s.Length = max(run.Elapsed-s.Start, 0)
@@ -51,7 +52,7 @@ func (s Scope) ByCount(run Run) Scope {
 	return s
 }
 
-// rates sets the throughputs over the given time.
+// rates sets the throughputs of the measurement. took is the time over which they are computed.
 func (m *Measurement) rates(took time.Duration) {
 	if took <= 0 {
 		return
@@ -65,12 +66,12 @@ func (m *Measurement) rates(took time.Duration) {
 	m.Sessions.PerSecond = float64(m.Sessions.Completed) / seconds
 }
 
-// maxOffPlan is the share of tokens by which a run may miss its plan. Beyond it the latencies belong to other work than
-// the requests asked for.
+// maxOffPlan is the largest share of tokens by which the answers may differ from the plan. Above it, the server did
+// other work than the requests asked for, so the latencies do not apply.
 const maxOffPlan = 0.01
 
-// void sets m.Void if the run did not measure what was planned. The server must generate the pinned number of tokens, and
-// stream them.
+// void sets m.Void if the run did not measure what was planned. The plan is that the server generates the pinned number
+// of tokens, and streams them.
 func (t *Tally) void(m *Measurement, scope Scope) {
 	m.Void = t.visibility.void(m.SendLag)
 	if scope.Natural || t.total.planned == 0 {

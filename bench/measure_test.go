@@ -63,9 +63,9 @@ func TestLimitsAreCountedAsGoodputCountsThem(t *testing.T) {
 	one.OutputTokens, one.WantTokens = 1, 1
 	failed := Sample{Due: 1, Sent: 1, End: 1000 * ms, Failure: Status}
 	samples := []Sample{
-		sample(0, 100, 1100),     // TTFT 100, TPOT 100, E2E 1,100
-		sample(1000, 1101, 1601), // TTFT 101, TPOT 50
-		sample(2000, 2050, 3060), // TTFT 50, TPOT 101
+		sample(0, 100, 1100),     // in ms: TTFT 100, TPOT 100, E2E 1,100
+		sample(1000, 1101, 1601), // in ms: TTFT 101, TPOT 50
+		sample(2000, 2050, 3060), // in ms: TTFT 50, TPOT 101
 		one, failed,
 	}
 	limits := []Limit{{MetricTTFT, 100 * ms}, {MetricTPOT, 100 * ms}, {MetricE2EL, 1100 * ms}}
@@ -125,7 +125,7 @@ func TestWindowThroughputCountsWhatHappenedInTheWindow(t *testing.T) {
 		{Sent: 9, Ended: 9, Chunks: 900}, // lead-in
 		{Sent: 2, Ended: 1, Chunks: 40},
 		{Sent: 2, Ended: 4, Chunks: 60, Failed: 1},
-		{Sent: 2, Ended: 3, Chunks: 70}, // starts in the window and ends after it
+		{Sent: 2, Ended: 3, Chunks: 70}, // this second starts in the window and ends after it
 		{Sent: 2, Ended: 3, Chunks: 80},
 	}}
 	m := Measure(run, Scope{Start: time.Second, Length: 2500 * time.Millisecond})
@@ -210,7 +210,8 @@ func TestAMeasurementOfNothingIsStillJSON(t *testing.T) {
 	}
 }
 
-// By the rules of 0.14.1 the chunk that only names the role counts in the peak, even if it came with the first token.
+// Under the rules of 0.14.1 the chunk that only names the role counts in the peak, even if it came with the first
+// token.
 func TestTheRoleChunkCountsByTheOldRules(t *testing.T) {
 	s := Sample{Sent: time.Second, Opened: 2 * time.Second, First: 2 * time.Second, Last: 2 * time.Second, Closed: 2 * time.Second, End: 2 * time.Second, OutputTokens: 1, WantTokens: 1, Chunks: 1, Role: true}
 	run := Run{Samples: []Sample{s}, Series: Series{{}, {Sent: 1}, {Ended: 1, Chunks: 1}}}

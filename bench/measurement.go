@@ -37,15 +37,17 @@ type Measurement struct {
 	OffPlan float64 `json:"off_plan,omitempty"` // tokens too many or too few, as a share of the pinned tokens
 	Void    string  `json:"void,omitempty"`     // why the run did not measure what was planned; "" if it did
 
-	// Duration is vLLM's: from the start of sending until the last counted request ended, failed or not. It includes the
-	// gap before the first request and the slow end. vLLM has no lead-in; with one, Duration begins at its end.
+	// Duration is defined as in vLLM: from the start of sending until the last counted request ended, failed or not. It
+	// includes the gap before the first request and the slow end. vLLM has no lead-in. If there is one, Duration begins at
+	// its end.
 	Duration          time.Duration `json:"duration_ns"`
 	RequestThroughput float64       `json:"request_throughput"`               // completed requests, over Duration
 	OutputThroughput  float64       `json:"output_throughput"`                // output tokens, over Duration
 	TotalThroughput   float64       `json:"total_token_throughput,omitempty"` // prompt and output tokens, over Duration
 
-	// The window's throughput counts all that the server did in the whole seconds of the window, whenever requests were
-	// due. Unlike vLLM's it has no slow end, so it compares with the offered rate. It is 0 if the run has no Series.
+	// The throughput of the window counts everything that the server did in the whole seconds of the window, whenever the
+	// requests were due. It leaves out the slow end, which vLLM's throughput includes. So it can be compared with the
+	// offered rate. It is 0 if the run has no Series.
 	WindowRequestThroughput float64 `json:"window_request_throughput,omitempty"` // answers that ended well
 	WindowOutputThroughput  float64 `json:"window_output_throughput,omitempty"`  // chunks, times the tokens per chunk of the counted requests
 
@@ -58,8 +60,8 @@ type Measurement struct {
 	Sketches Sketches `json:"sketches,omitzero"` // empty unless Scope.Sketches was set
 }
 
-// An OverLimit is how many completed requests were over a limit. A failed request breaks every limit, but only Failed
-// counts it.
+// An OverLimit is how many completed requests were over a limit. A failed request breaks every limit, but it counts
+// only in Failed.
 type OverLimit struct {
 	Limit
 	Over int `json:"over"`
@@ -72,7 +74,7 @@ type Sessions struct {
 	PerSecond float64 `json:"per_second"` // completed conversations, over Duration
 }
 
-// Stats are the usual figures of one latency in milliseconds. All are zero if N is zero.
+// Stats are the usual statistics of one latency in milliseconds. All are zero if N is zero.
 type Stats struct {
 	N    int     `json:"n"`
 	Mean float64 `json:"mean"`

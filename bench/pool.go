@@ -15,14 +15,15 @@ import (
 
 const (
 	// staleAfter is how long a used connection may be idle. vLLM closes idle connections after 5 s
-	// (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.14.1 and 0.33), and no request shall meet a connection that is being closed.
+	// (VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 0.14.1 and 0.33). No request should be sent on a connection that is being closed.
 	staleAfter = 3 * time.Second
 
-	// freshFor is how long a new connection may wait for its first request. nginx in front of vLLM gives up after 60 s.
+	// freshFor is how long a new connection may wait for its first request. nginx in front of vLLM closes such a
+	// connection after 60 s.
 	freshFor = 30 * time.Second
 
-	// The pool keeps one idle connection for each eight requests in flight, within these bounds, because a burst of
-	// Poisson arrivals needs several at once.
+	// The pool keeps one idle connection for every eight requests in flight, within these bounds. A burst of Poisson
+	// arrivals needs several connections at once.
 	minIdle, maxIdle = 8, 128
 
 	maxBackoff = 30 * time.Second
@@ -36,17 +37,17 @@ var (
 // A pool holds the connections of one run and opens new ones before requests need them.
 type pool struct {
 	dial    func(ctx context.Context) (*conn, error)
-	work    sync.WaitGroup // readers, writers and openers
-	low     chan struct{}  // signals that few connections are idle
+	work    sync.WaitGroup // goroutines that read, write or open connections
+	low     chan struct{}  // signals that too few connections are idle
 	reactor *reactor       // nil until there is a plain TCP connection; guarded by mu
 
 	mu     sync.Mutex
 	all    map[*conn]struct{}
-	idle   []*conn // in order of last use, the latest last
+	idle   []*conn // in order of last use, the most recent one at the end
 	busy   int     // requests in flight
 	closed bool
 
-	// If the server closes unused connections, the pool opens none in advance until notBefore.
+	// If the server closes unused connections, the pool opens no connection in advance until notBefore.
 	notBefore time.Time
 	backoff   time.Duration
 }
@@ -55,7 +56,7 @@ func newPool(dial func(ctx context.Context) (*conn, error)) *pool {
 	return &pool{dial: dial, low: make(chan struct{}, 1), all: make(map[*conn]struct{})}
 }
 
-// react has the reactor read a connection. The first connection starts the reactor. p.mu is held.
+// react makes the reactor read a connection. The first connection starts the reactor. The caller holds p.mu.
 func (p *pool) react(c *conn) error {
 	if p.reactor == nil {
 		r, err := newReactor(p)
@@ -112,14 +113,15 @@ func (p *pool) inFlight() int {
 	return p.busy
 }
 
-// open opens a connection and adds it to the pool, idle or for the caller's own request.
+// open opens a connection and adds it to the pool. If idle is false, the caller uses the connection for its own
+// request.
 func (p *pool) open(ctx context.Context, idle bool) (*conn, error) {
 	c, err := p.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
 	c.fresh = idle
-	if err := p.enter(c); err != nil { // from here on other goroutines see c
+	if err := p.enter(c); err != nil { // after enter, other goroutines use c too
 		return nil, err
 	}
 	if idle {
@@ -128,7 +130,7 @@ func (p *pool) open(ctx context.Context, idle bool) (*conn, error) {
 	return c, nil
 }
 
-// take returns the idle connection that was used last, or nil if there is none.
+// take returns the most recently used idle connection, or nil if there is none.
 func (p *pool) take() *conn {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -151,14 +153,14 @@ func (p *pool) take() *conn {
 // wanted returns how many connections should be idle.
 func (p *pool) wanted() int { return min(max(minIdle, p.busy/8), maxIdle) }
 
-// release notes that a request has ended.
+// release records that a request has ended.
 func (p *pool) release() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.busy--
 }
 
-// put makes a connection idle.
+// put returns a connection to the pool as idle.
 func (p *pool) put(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -169,11 +171,11 @@ func (p *pool) put(c *conn) {
 	p.idle = append(p.idle, c)
 }
 
-// drop forgets a connection that has ended.
+// drop removes a connection that has ended from the pool.
 func (p *pool) drop(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if c.fresh && !p.closed { // the server does not tolerate unused connections
+	if c.fresh && !p.closed { // the server has closed a connection that was never used
 		p.backoff = min(max(time.Second, 2*p.backoff), maxBackoff)
 		p.notBefore = time.Now().Add(p.backoff)
 	}
@@ -201,7 +203,7 @@ func (p *pool) retire() {
 			limit = freshFor
 		}
 		if now.Sub(c.lastUse) > limit {
-			c.fresh = false // this side closes it, not the server
+			c.fresh = false // so that drop does not take this for a close by the server
 			old = append(old, c)
 			return true
 		}
@@ -213,7 +215,7 @@ func (p *pool) retire() {
 	}
 }
 
-// fill opens n idle connections. It drops errors, because the first request meets the same error and reports it.
+// fill opens n idle connections. It ignores errors, because the first request meets the same error and reports it.
 func (p *pool) fill(ctx context.Context, n int) {
 	openers, ctx := errgroup.WithContext(ctx)
 	openers.SetLimit(16)
@@ -226,7 +228,7 @@ func (p *pool) fill(ctx context.Context, n int) {
 	_ = openers.Wait()
 }
 
-// keepFilled opens connections whenever few are idle, until ctx ends.
+// keepFilled opens connections whenever too few are idle, until ctx ends.
 func (p *pool) keepFilled(ctx context.Context) {
 	for {
 		select {
@@ -248,7 +250,7 @@ func (p *pool) short() bool {
 	return !p.closed && len(p.idle) < p.wanted() && !time.Now().Before(p.notBefore)
 }
 
-// wait returns when all goroutines of the pool have ended. The pool must be closed.
+// wait waits until all goroutines of the pool have ended. The pool must be closed.
 func (p *pool) wait() {
 	p.work.Wait()
 	if p.reactor != nil {

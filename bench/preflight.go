@@ -19,10 +19,10 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A Trouble is a kind of reason why a run would make no sense.
+// A Trouble is a kind of problem that would make a run useless.
 type Trouble string
 
-// The troubles that Preflight distinguishes.
+// The kinds of Trouble that Preflight and CheckLengths report.
 const (
 	Unreachable  Trouble = "unreachable"   // no answer: connection refused, unknown host, TLS error or time-out
 	NotOpenAI    Trouble = "not-openai"    // the answer does not come from an OpenAI-compatible server
@@ -33,7 +33,7 @@ const (
 	BadAnswer    Trouble = "bad-answer"    // a request for two tokens fails in another way
 )
 
-// A PreflightError says why a run would make no sense, and what to do about it.
+// A PreflightError says why a run would be useless, and what to do about it.
 type PreflightError struct {
 	Trouble Trouble
 	Served  []string // names of the models that the server serves, if known
@@ -54,18 +54,19 @@ func trouble(kind Trouble, cause error, format string, args ...any) *PreflightEr
 // Info is what Preflight learned about a server.
 type Info struct {
 	Models      []string // names of the served models; empty if the server has no /v1/models
-	Model       string   // the model that requests will name: Client.Model, or else the first of Models
+	Model       string   // the model that requests will name: Client.Model, or the first of Models if that is empty
 	MaxModelLen int      // limit on the tokens of a prompt and its answer together; 0 if unknown
 }
 
 const (
-	askLimit     = 10 * time.Second // limit for an answer that needs no model
-	preflightRun = 2 * time.Minute  // limit for two tokens; a new server may compile kernels for its first request
-	maxBody      = 1 << 20          // limit on the bytes of an answer that needs no model
+	askLimit     = 10 * time.Second // time limit of a request that does not use the model
+	preflightRun = 2 * time.Minute  // time limit of the request for two tokens; a new server may compile kernels for its first request
+	maxBody      = 1 << 20          // limit on the answer to a request that does not use the model, in bytes
 )
 
 // Preflight checks whether a run against the server makes sense. It asks for the models and sends one request for two
-// tokens, as a run would. Its error is a *PreflightError, an unusable URL or the end of ctx.
+// tokens, as a run would. If a run would be useless, it returns a *PreflightError. Other errors are an unusable URL and
+// the end of ctx.
 func (c *Client) Preflight(ctx context.Context) (Info, error) {
 	if _, err := serverURL(c.URL); err != nil {
 		return Info{}, err
@@ -92,7 +93,7 @@ func (c *Client) Preflight(ctx context.Context) (Info, error) {
 	return info, nil
 }
 
-// serverURL reads the base URL of a server.
+// serverURL parses the base URL of a server.
 func serverURL(text string) (*url.URL, error) {
 	base, err := url.Parse(text)
 	if err != nil {
@@ -150,7 +151,7 @@ func (c *Client) models(ctx context.Context) (Info, error) {
 	return info, wrong
 }
 
-// quoted lists names for a message.
+// quoted returns a list of quoted names for a message, with at most eight names.
 func quoted(names []string) string {
 	const most = 8
 	var first []string
@@ -177,8 +178,8 @@ func snippet(body []byte) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// ask sends one small request and returns the status and body of its answer. 401, 403 and redirects are errors; all
-// other statuses are left to the caller.
+// ask sends one small request and returns the status and body of the answer. The statuses 401, 403 and redirects are
+// errors. The caller must check all other statuses.
 func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (status int, answer []byte, err error) {
 	ctx, cancel := context.WithTimeout(ctx, askLimit)
 	defer cancel()
@@ -217,8 +218,9 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (
 	return status, answer, nil
 }
 
-// ResetCache empties the server's prefix cache with /reset_prefix_cache, which vLLM has if VLLM_SERVER_DEV_MODE=1. The
-// reset fails while requests run. 0.14.1 answers 200 even then; later versions report the failure in the body.
+// ResetCache empties the server's prefix cache with /reset_prefix_cache. vLLM has that path only with
+// VLLM_SERVER_DEV_MODE=1. The reset fails while requests run. vLLM 0.14.1 answers 200 even then. Later versions report
+// the failure in the body.
 func (c *Client) ResetCache(ctx context.Context) error {
 	status, answer, err := c.ask(ctx, http.MethodPost, "/reset_prefix_cache", nil)
 	switch {
@@ -232,7 +234,7 @@ func (c *Client) ResetCache(ctx context.Context) error {
 	return nil
 }
 
-// unauthorized returns the error for a server that wants another key.
+// unauthorized returns the error for a server that does not accept the API key, or the missing key.
 func (c *Client) unauthorized(detail string) error {
 	had := "tuner sent no API key: set OPENAI_API_KEY"
 	if c.APIKey != "" {
@@ -243,10 +245,10 @@ func (c *Client) unauthorized(detail string) error {
 	return trouble(Unauthorized, nil, "the server refuses the request with %s; %s", detail, had)
 }
 
-// unreachable returns the error for a request without an answer.
+// unreachable returns the error for a request that got no answer.
 func (c *Client) unreachable(err error) error {
 	if wrapped, ok := errors.AsType[*url.Error](err); ok {
-		err = wrapped.Err // the message below has the URL
+		err = wrapped.Err // the message below already names the URL
 	}
 	say := func(format string, args ...any) error {
 		return trouble(Unreachable, err, "%s cannot be reached: %s", c.URL, fmt.Sprintf(format, args...))
@@ -292,13 +294,13 @@ func (c *Client) explain(s Sample, info Info) error {
 	return trouble(BadAnswer, nil, "a request for two tokens fails with %s: %s", s.Failure, s.Detail)
 }
 
-// explainStatus is explain for a status other than 200. The detail begins with the status code.
+// explainStatus does the work of explain for a status other than 200. The detail begins with the status code.
 func (c *Client) explainStatus(detail string, info Info) error {
 	switch number, _, _ := strings.Cut(detail, ":"); number {
 	case "401", "403":
 		return c.unauthorized(detail)
 	case "404":
-		// A server without a list of models rejects an unknown model only here.
+		// A server without a list of models can reject an unknown model only here.
 		if len(info.Models) == 0 || strings.Contains(detail, "model") {
 			wrong := trouble(WrongModel, nil, "the server does not know the model %q, or has no such endpoint (%s)", c.Model, detail)
 			wrong.Served = info.Models

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// A Progress says how far a run is.
+// A Progress says how far a run has come.
 type Progress struct {
 	Now      time.Duration // since the start of the schedule
 	Counted  int           // counted requests that have been sent
@@ -41,7 +41,7 @@ func (g *gauge) end(s *Sample) {
 	g.next = (g.next + 1) % recentTTFTs
 }
 
-// progress returns how far the run is.
+// progress returns how far the run has come.
 func (f *runState) progress() Progress {
 	now, inFlight := f.now(), f.pool.inFlight()
 	f.mu.Lock()

@@ -10,22 +10,22 @@ import (
 )
 
 const (
-	maxHead     = 64 << 10 // bytes of a response's head, and of all informational responses before it
-	maxSizeLine = 1 << 10  // bytes of a line between chunks
+	maxHead     = 64 << 10 // limit in bytes on a response's head, and on all informational responses before it together
+	maxSizeLine = 1 << 10  // limit in bytes on a line between chunks
 )
 
-// A reply parses the response of an HTTP/1.1 server from the bytes of its connection, piece by piece. It does not buffer
-// the body: next returns parts of the slice that it was given.
+// A reply parses the response of an HTTP/1.1 server from the bytes of its connection, piece by piece. It does not
+// buffer the body: next returns a part of the slice that it gets.
 type reply struct {
 	status int // 0 until the head is complete
 	header http.Header
-	keep   bool // the connection may be used again once the reply is over
+	keep   bool // the connection may be used again after this reply
 	over   bool // the whole response was read
 
 	heads   int    // bytes of informational responses before the final one
 	line    []byte // beginning of the head or of an incomplete line
 	chunked bool
-	left    int64 // remaining bytes of the body or of the chunk; -1 if the body ends with the connection
+	left    int64 // remaining bytes of the body or of the chunk; -1 if the body lasts until the connection ends
 	part    part
 }
 
@@ -40,7 +40,8 @@ const (
 	inTrailer
 )
 
-// next reads some of b. It returns the piece of the body in it, if any, and the bytes that it did not read.
+// next parses the beginning of b. It returns the piece of the body found there, if any, and the bytes that it has not
+// parsed.
 func (r *reply) next(b []byte) (body, rest []byte, err error) {
 	switch r.part {
 	case inHead:
@@ -77,7 +78,7 @@ func (r *reply) endOfBody() {
 func (r *reply) readHead(b []byte) (rest []byte, err error) {
 	before := len(r.line)
 	r.line = append(r.line, b...)
-	// The empty line may begin in the bytes of an earlier call.
+	// The empty line may have begun in the bytes of an earlier call.
 	end := bytes.Index(r.line[max(0, before-3):], []byte("\r\n\r\n"))
 	if end < 0 {
 		if len(r.line) > maxHead {
@@ -122,7 +123,7 @@ func (r *reply) cutLine(b []byte) (line, rest []byte, err error) {
 	if !ended {
 		return nil, nil, nil
 	}
-	line = bytes.TrimSuffix(r.line, []byte{'\r'}) // not nil, because r.line has held the head
+	line = bytes.TrimSuffix(r.line, []byte{'\r'}) // never nil, because readHead has allocated r.line
 	r.line = r.line[:0]
 	return line, rest, nil
 }

@@ -52,7 +52,7 @@ func TestAReplyEndsWhereTheResponseEnds(t *testing.T) {
 	}
 }
 
-// A reply reads a response like net/http does, in pieces of any size.
+// A reply reads a response as net/http does, in pieces of any size.
 func FuzzReply(f *testing.F) {
 	for _, text := range []string{
 		"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",

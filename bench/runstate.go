@@ -18,7 +18,7 @@ type runState struct {
 	pool     *pool
 	ctx      context.Context // context of the run; its cause says why the run ended
 	start    time.Time
-	finish   context.CancelCauseFunc // withdraws all requests; the first cause stands
+	finish   context.CancelCauseFunc // ends the run and withdraws all requests; only the first cause counts
 	watched  bool                    // there is a Stop function, which sees pending samples
 	requests sync.WaitGroup
 	slots    chan time.Duration // free slots of a closed loop, each with the time when it became free; nil in open loop
@@ -29,8 +29,8 @@ type runState struct {
 	pending int  // counted requests and live conversations that have not ended
 	runOut  bool // the first request of the run-out is due
 	gauge   gauge
-	gaps    int   // times between tokens in all samples
-	free    []int // indexes of samples that moved to the tally
+	gaps    int   // number of token gaps (Sample.Gaps) in all samples together
+	free    []int // free places in run.Samples; their samples have moved to the tally
 }
 
 // A departure is a request that is ready to be sent.
@@ -41,7 +41,7 @@ type departure struct {
 
 func (f *runState) now() time.Duration { return time.Since(f.start) }
 
-// prepare writes requests ahead of their due times until the schedule or the run ends.
+// prepare composes requests ahead of their due times until the schedule or the run ends.
 func (f *runState) prepare(schedule workload.Schedule, ready chan<- departure) {
 	defer close(ready)
 	var scratch, wire []byte
@@ -81,13 +81,13 @@ func (f *runState) pace(ready <-chan departure) {
 	}
 }
 
-// A slot lets one request of a closed loop be in flight.
+// A slot allows one request of a closed loop to be in flight.
 type slot struct {
 	freeSince time.Duration // when the slot became free
-	queued    time.Duration // how long the request waited for it after its due time
+	queued    time.Duration // how long the request waited for the slot after its due time
 }
 
-// awaitSlot waits for a free slot in a closed loop. In an open loop every request has one at once.
+// awaitSlot waits for a free slot in a closed loop. In an open loop every request gets a slot at once.
 func (f *runState) awaitSlot(d *departure) (s slot, ok bool) {
 	if f.slots == nil {
 		d.Due = max(d.Due, 0)
@@ -104,7 +104,7 @@ func (f *runState) awaitSlot(d *departure) (s slot, ok bool) {
 	}
 }
 
-// enough notes that the run-out has begun. If all counted requests have ended, it ends the run and returns true.
+// enough records that the run-out has begun. If all counted requests have ended, it ends the run and returns true.
 func (f *runState) enough() bool {
 	f.limit()
 	f.mu.Lock()
@@ -125,7 +125,8 @@ func (f *runState) limit() {
 	}
 }
 
-// extend gives a live conversation time for its next turn: until that is due, and RunLimit for its answer. f.mu is held.
+// extend gives a live conversation time for its next turn: the think time, and RunLimit for the answer. The caller
+// holds f.mu.
 func (f *runState) extend(think time.Duration) {
 	if f.tooLong != nil {
 		f.tooLong.Reset(think + f.client.RunLimit)
@@ -136,7 +137,7 @@ func (f *runState) extend(think time.Duration) {
 func (f *runState) depart(d departure, s slot) *exchange {
 	x := &exchange{state: f, departure: d, at: -1, sample: d.sample()}
 	if d.Due == workload.Asap {
-		x.sample.Due = s.freeSince // until it is sent
+		x.sample.Due = s.freeSince // provisional; send sets the due time of such a request
 	}
 	x.sample.Queued = s.queued
 	x.answer = answer{chat: f.chat, itl: f.client.ITL, natural: f.client.Natural, want: d.Request.OutputTokens, keep: d.Request.Next != nil}
@@ -211,7 +212,7 @@ func (f *runState) sendAnew(x *exchange) {
 	}
 }
 
-// publish stores a sample that has not ended, so that the Stop function sees its first token.
+// publish stores the sample of a request that has not ended, so that the Stop function sees the first token.
 func (f *runState) publish(at int, s Sample) {
 	if at < 0 {
 		return
@@ -227,10 +228,10 @@ func (f *runState) addChunks(second, n int) {
 	f.run.Series.Chunks(second, n)
 }
 
-// maxDetails is how many failures keep their text. The first few tell what is wrong.
+// maxDetails is how many failures keep their text. The first few show what is wrong.
 const maxDetails = 8
 
-// record stores the sample of a request that ended or was withdrawn; a withdrawn one has no End.
+// record stores the sample of a request that ended or was withdrawn. The sample of a withdrawn request has no End.
 func (f *runState) record(x *exchange) {
 	defer f.requests.Done()
 	f.pool.release()
@@ -258,7 +259,7 @@ func (f *runState) record(x *exchange) {
 	f.gaps += len(s.Gaps)
 	f.sum(x.at)
 	if follows {
-		f.pending++ // for the next turn
+		f.pending++ // the next turn is pending now
 	}
 	if f.pending--; f.pending == 0 && f.runOut {
 		f.finish(errEnough)
@@ -275,11 +276,11 @@ func (f *runState) noteUncounted(s *Sample) {
 	}
 }
 
-// maxGaps is how many times between tokens the samples may hold. They take 64 MB.
+// maxGaps is the limit on the token gaps (times between tokens) in all samples together. So many gaps take 64 MB.
 const maxGaps = 8 << 20
 
-// sum moves a sample that has ended into the tally once there are too many samples to keep. With a Stop function, which
-// needs them all, it keeps them.
+// sum moves a sample that has ended into the tally once there are too many samples to keep. If there is a Stop
+// function, sum moves nothing, because that function needs all samples.
 func (f *runState) sum(at int) {
 	if f.run.Tally == nil {
 		if f.watched || len(f.run.Samples) <= f.client.MaxSamples && f.gaps <= maxGaps {

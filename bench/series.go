@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// seriesColumns are the lists of a stored Series.
+// seriesColumns gives each list in a stored Series its name and the field of Second that it holds.
 var seriesColumns = []struct {
 	name string
 	of   func(*Second) *int
@@ -19,8 +19,8 @@ var seriesColumns = []struct {
 	{"chunks", func(s *Second) *int { return &s.Chunks }},
 }
 
-// MarshalJSON writes one list for each field of Second, and leaves out lists of zeros except sent. Every probe stores a
-// series, and a list of objects would be four times as long.
+// MarshalJSON writes one list for each field of Second. It leaves out a list that has only zeros, except sent. Every
+// probe stores a series, and a list of objects would be four times as long.
 func (s Series) MarshalJSON() ([]byte, error) {
 	lists := make(map[string][]int)
 	for _, column := range seriesColumns {
@@ -56,7 +56,7 @@ func (s *Series) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-// at returns the given second and extends the series up to it.
+// at returns the given second. If the series is too short, at extends it.
 func (s *Series) at(second int) *Second {
 	for len(*s) <= second {
 		*s = append(*s, Second{})
@@ -76,7 +76,7 @@ func (s *Series) Ended(at time.Duration, failed bool) {
 	}
 }
 
-// Chunks counts n chunks with output in the given second of the run.
+// Chunks counts n more chunks with output in the given second of the run.
 func (s *Series) Chunks(second, n int) { s.at(second).Chunks += n }
 
 // Close computes InFlight for each second. Call it when all requests have been counted.
@@ -88,7 +88,8 @@ func (s Series) Close() {
 	}
 }
 
-// between sums up Ended and Chunks of the seconds that lie wholly between two times, and returns their number.
+// between sums up Ended and Chunks of the seconds that lie wholly between two times. It also returns the number of
+// these seconds.
 func (s Series) between(from, to time.Duration) (sum Second, n int) {
 	first, end := int(math.Ceil(from.Seconds())), min(second(to), len(s))
 	for i := max(first, 0); i < end; i++ {

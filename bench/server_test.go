@@ -69,7 +69,7 @@ func (s stream) usage(tokens int) {
 
 func (s stream) done() { s.raw("data: [DONE]\n\n") }
 
-// answer sends a whole answer: the first token after ttft, each further one after tpot.
+// answer sends a whole answer: the first token after ttft, and each further token after another tpot.
 func (s stream) answer(tokens int, ttft, tpot time.Duration) {
 	time.Sleep(ttft)
 	if s.chat {
@@ -85,7 +85,7 @@ func (s stream) answer(tokens int, ttft, tpot time.Duration) {
 	s.done()
 }
 
-// requests yields n arrivals of a phase, gap apart.
+// requests yields n arrivals of a phase. The first one is due at from, and gap is the time between two arrivals.
 func requests(phase workload.Phase, n int, from, gap time.Duration, request workload.Request) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for i := range n {
@@ -163,7 +163,7 @@ func virtual(t *testing.T, handler func(stream, asked, *http.Request)) *Client {
 	return &Client{URL: "http://server", Model: "tiny", dial: network.dial}
 }
 
-// loopback returns a client for a server on the loopback.
+// loopback returns a client for a server on the loopback interface.
 func loopback(t *testing.T, handler http.HandlerFunc) (*Client, *httptest.Server) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)

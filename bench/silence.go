@@ -5,13 +5,13 @@ import "slices"
 // minSilence is how many seconds without a token count as silence. Even an overloaded server makes tokens each second.
 const minSilence = 2
 
-// Silent reports whether the server completed no request of the run, or generated no token at its end. Such a server
-// hangs, fails all requests, or is slow. One more request shows which.
+// Silent reports whether the server completed no request of the run, or generated no token in its last seconds. Such a
+// server hangs, fails all requests, or is slow. One more request shows which of these is the case.
 func (r Run) Silent() bool {
 	if r.Tally != nil && r.Tally.total.completed > 0 || r.Tally == nil && !slices.ContainsFunc(r.Samples, func(s Sample) bool { return !s.OK() }) {
 		return false
 	}
-	if len(r.Series) == 0 { // some loads keep no series
+	if len(r.Series) == 0 { // some load generators keep no series
 		return !slices.ContainsFunc(r.Samples, func(s Sample) bool { return s.OK() })
 	}
 	quiet := 0

@@ -9,17 +9,19 @@ import (
 )
 
 // sketchAccuracy is the largest relative error of a sketch's percentile. Verdicts use exact counts, so 0.5 % is good
-// enough for a reader. A sketch takes 8 bytes for each 1 % step of latency: 35 KB from 1 ns to 300 years.
+// enough for people who read the percentiles. A sketch takes 8 bytes for each 1 % step of latency: 35 KB from 1 ns to
+// 300 years.
 const sketchAccuracy = 0.005
 
-// A distribution holds one latency of many requests in milliseconds: all values, or a sketch of them.
+// A distribution holds the values of one latency for many requests, in milliseconds. It keeps either all values or a
+// sketch of them.
 type distribution struct {
 	moments
 	values []float64
-	sketch *sketch // nil when values are kept
+	sketch *sketch // nil if all values are kept
 }
 
-// add adds one value.
+// add adds one value in milliseconds.
 func (d *distribution) add(ms float64) {
 	d.moments.add(ms)
 	if d.sketch != nil {
@@ -29,7 +31,7 @@ func (d *distribution) add(ms float64) {
 	d.values = append(d.values, ms)
 }
 
-// stats returns the figures. It sorts d.values.
+// stats returns the statistics. It sorts d.values.
 func (d *distribution) stats() Stats {
 	if d.sketch == nil {
 		slices.Sort(d.values)
@@ -42,10 +44,11 @@ func (d *distribution) stats() Stats {
 // 2019). Its memory does not depend on the number of values.
 type sketch struct {
 	classes *store.DenseStore
-	zeros   int // values of zero, which have no logarithm, and negative values, which only a clock set back could cause
+	zeros   int // values of zero, which have no logarithm, and negative values, which occur only if the clock is set back
 }
 
-// latencyClasses are the classes of all sketches. The constructor fails only for an accuracy outside (0, 1).
+// latencyClasses are the classes of all sketches. The constructor fails only for an accuracy outside (0, 1), so lo.Must
+// never panics here.
 var latencyClasses = lo.Must(mapping.NewLogarithmicMapping(sketchAccuracy))
 
 func newSketch() *sketch { return &sketch{classes: store.NewDenseStore()} }
@@ -58,7 +61,7 @@ func (s *sketch) add(v float64) {
 	s.classes.Add(latencyClasses.Index(v))
 }
 
-// percentile returns numpy's linear percentile, taking the middle of its class for each value.
+// percentile interpolates linearly, as numpy does. It takes each value as the middle of its class.
 func (s *sketch) percentile(p float64) float64 {
 	return percentile(s.zeros+int(s.classes.TotalCount()), p, func(i int) float64 {
 		if i < s.zeros {

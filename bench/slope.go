@@ -6,23 +6,25 @@ import (
 	"time"
 )
 
-// A Slope is how fast a value grows, from a straight line through the means of equal pieces of time. The means are used
-// because neighbouring values are correlated: a fit to single values would claim too small an error.
+// A Slope is how fast a value grows. It is the slope of a straight line through the means of equal pieces of time. The
+// line is not fitted to single values, because neighbouring values are correlated. Such a fit would claim too small an
+// error.
 type Slope struct {
 	PerSecond float64
-	StdErr    float64 // standard error; its degrees of freedom are the pieces with values, less two
+	StdErr    float64 // standard error; the degrees of freedom are the number of pieces with values, minus 2
 }
 
-// slopePieces is the number of pieces of time: enough for eight degrees of freedom, and few enough for long pieces.
+// slopePieces is the number of pieces of time. Ten are enough for eight degrees of freedom, and few enough for long
+// pieces.
 const slopePieces = 10
 
-// TTFTSlope returns the growth of TTFT in seconds per second, by the time of the first token. It covers the time from the
-// first request until the given time, and leaves out requests that failed or have no first token. With fewer than three
-// pieces of time that have values, the Slope is zero.
+// TTFTSlope returns the growth of TTFT in seconds per second. A TTFT belongs to the time at which the first token came.
+// The slope covers the time from the first request until the given time, without requests that failed or have no first
+// token. If fewer than three pieces of time have values, the Slope is zero.
 func TTFTSlope(samples []Sample, until time.Duration) Slope {
 	from := until
 	for i := range samples {
-		from = min(from, max(samples[i].Sent, samples[i].Due)) // a pending request may not have Sent yet
+		from = min(from, max(samples[i].Sent, samples[i].Due)) // a pending request may have no Sent yet
 	}
 	piece := (until - from) / slopePieces
 	if piece <= 0 {
@@ -42,7 +44,7 @@ func TTFTSlope(samples []Sample, until time.Duration) Slope {
 	return slopeOf(slices.DeleteFunc(points, func(p point) bool { return p.weight == 0 }))
 }
 
-// A point is the mean of one piece of time. Its weight is the number of values.
+// A point is the mean of one piece of time. Its weight is the number of values in that piece.
 type point struct{ at, value, weight float64 }
 
 // slopeOf fits a line to the points by weighted least squares.

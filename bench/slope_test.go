@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// queue returns the samples of an open loop at the given rate, as they are after the given length. The server generates
-// first tokens in order, at most at the served rate. Each answer ends a second after its first token.
+// queue simulates an open loop at the given rate and returns its samples as they are after the given length of time.
+// The server generates first tokens one after the other, on average at most served of them per second. Each answer ends
+// one second after its first token.
 func queue(rate, served float64, length time.Duration, seed uint64) []Sample {
 	random := rand.New(rand.NewPCG(seed, 1))
 	var all []Sample
@@ -32,7 +33,8 @@ func queue(rate, served float64, length time.Duration, seed uint64) []Sample {
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
 
-// In each second the server serves 2/3 of a second of arrivals, so TTFT grows by 1/3 s per second.
+// In each second 30 requests arrive and 20 are served. So the server serves the arrivals of 2/3 s, and TTFT grows by
+// 1/3 s.
 func TestTheSlopeOfAnOverloadedServer(t *testing.T) {
 	var slopes []float64
 	for seed := range uint64(40) {
@@ -54,7 +56,7 @@ func TestTheErrorOfASlopeIsHonest(t *testing.T) {
 	covered := 0
 	for seed := range uint64(runs) {
 		slope := TTFTSlope(queue(10, 40, time.Minute, seed), time.Minute)
-		if math.Abs(slope.PerSecond) < 2.306*slope.StdErr { // 95 % of Student's t with eight degrees of freedom
+		if math.Abs(slope.PerSecond) < 2.306*slope.StdErr { // 2.306 bounds the 95 % interval of Student's t with eight degrees of freedom
 			covered++
 		}
 	}

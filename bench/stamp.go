@@ -12,23 +12,24 @@ import (
 )
 
 // A stamper reads a TCP socket and knows when the bytes arrived in this machine. The kernel stamps each segment
-// (SO_TIMESTAMPNS, socket(7)), so a client that gets a processor late still knows when the server answered. If one read
+// (SO_TIMESTAMPNS, socket(7)). So a client that gets a processor late still knows when the server answered. If one read
 // returns several segments, the last stamp counts.
 type stamper struct {
 	message unix.Msghdr
 	vector  unix.Iovec
 	control [64]byte
-	drained time.Time // when the socket was last seen empty; bytes read later arrived after it
+	drained time.Time // when the socket was last seen empty; bytes that are read later arrived after this time
 	arrived time.Time // when the bytes of the last read arrived
 	read    time.Time // when the last read returned
 }
 
-// stampArrivals asks the kernel for the time stamps of a socket.
+// stampArrivals asks the kernel to stamp the bytes that arrive at a socket.
 func stampArrivals(fd int) error {
 	return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1)
 }
 
-// receive reads once without waiting. It returns unix.EAGAIN if nothing is there, and no bytes at the end of the stream.
+// receive reads once without waiting. It returns unix.EAGAIN if there are no bytes yet, and 0 bytes at the end of the
+// stream.
 func (s *stamper) receive(fd int, b []byte) (int, error) {
 	if len(b) == 0 {
 		return 0, nil
@@ -36,7 +37,7 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 	s.vector.Base = &b[0]
 	s.vector.SetLen(len(b))
 	s.message.Iov, s.message.Iovlen = &s.vector, 1
-	defer func() { s.vector.Base = nil }() // the buffer is the caller's again
+	defer func() { s.vector.Base = nil }() // the buffer belongs to the caller again
 	for {
 		looked := time.Now()
 		s.message.Control = &s.control[0]
@@ -59,8 +60,8 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 	}
 }
 
-// note reads the stamp of the last message. The stamp is wall-clock time, so note uses only its age and limits that to
-// the time since the socket was empty. Setting the clock during a run then does no harm.
+// note reads the stamp of the last message. The stamp is wall-clock time. So note uses only the age of the stamp, and
+// limits it to the time since the socket was empty. Then setting the clock during a run does no harm.
 func (s *stamper) note(now time.Time) {
 	s.arrived, s.read = now, now
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&s.control[0]))
@@ -107,8 +108,8 @@ func (s *stamped) Read(b []byte) (n int, err error) {
 }
 
 // awaitStamps waits until the kernel stamps arriving bytes, and keeps it stamping until release is called. The kernel
-// starts some milliseconds after the first socket asks for it (net_enable_timestamp in net/core/dev.c), and stops after
-// the last such socket is closed. On a system without stamps, awaitStamps gives up after 50 ms.
+// starts stamping some milliseconds after the first socket asks for it (net_enable_timestamp in net/core/dev.c). It
+// stops after the last such socket is closed. On a system without stamps, awaitStamps gives up after 50 ms.
 func awaitStamps() (release func()) {
 	const most, step = 50 * time.Millisecond, 2 * time.Millisecond
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)

@@ -53,12 +53,12 @@ func TestBytesAreTimedByTheirArrival(t *testing.T) {
 			t.Fatal(err)
 		}
 		after := time.Now()
-		time.Sleep(60 * time.Millisecond) // the client gets no processor
+		time.Sleep(60 * time.Millisecond) // as if the client got no processor
 		n, err := s.Read(buffer[:])
 		if err != nil || n != 5 {
 			t.Fatalf("Read = %d, %v, want 5 bytes", n, err)
 		}
-		// The kernel stamps during the write. The 20 ms are for a busy machine.
+		// The kernel stamps the bytes during the write. On a busy machine this may take 20 ms longer.
 		if s.arrived.Before(before) || s.arrived.After(after.Add(20*time.Millisecond)) || s.read.Sub(s.arrived) < 40*time.Millisecond {
 			t.Errorf("the bytes arrived %s after the write began and %s before the read, want at once and 60 ms", s.arrived.Sub(before), s.read.Sub(s.arrived))
 		}
@@ -139,7 +139,7 @@ func TestALongRequestIsSentAsTheServerReadsIt(t *testing.T) {
 	f := &runState{start: time.Now(), pool: p, ctx: t.Context()}
 	f.requests.Add(1)
 	x := &exchange{state: f, at: -1, departure: departure{workload.Arrival{Request: new(workload.Request)}, make([]byte, 32<<20)}}
-	if !opened.begin(x) { // the test server does not read yet, so a begin that waits for it hangs
+	if !opened.begin(x) { // the test server does not read yet, so a begin that waited for it would hang
 		t.Fatal("the new connection is closed")
 	}
 	conn := accept()

@@ -5,13 +5,13 @@ import (
 	"time"
 )
 
-// Percentile returns the p-th percentile, p in [0, 100], of ascending values. It equals numpy.percentile's default
-// (linear interpolation) to the last bit. It is 0 if there are no values.
+// Percentile returns the p-th percentile of values in ascending order, with p in [0, 100]. It equals numpy.percentile's
+// default (linear interpolation) to the last bit. It is 0 if there are no values.
 func Percentile(sorted []float64, p float64) float64 {
 	return percentile(len(sorted), p, func(i int) float64 { return sorted[i] })
 }
 
-// percentile is Percentile of n ascending values; value returns the i-th.
+// percentile computes Percentile for n ascending values. value returns the i-th value, from 0.
 func percentile(n int, p float64, value func(i int) float64) float64 {
 	if n == 0 {
 		return 0
@@ -26,8 +26,8 @@ func percentile(n int, p float64, value func(i int) float64) float64 {
 	return a + (b-a)*t
 }
 
-// moments sums up values without keeping them. It sums squared distances from the mean (Welford's method, and Chan's for
-// a merge), because a plain sum of squares loses a small spread among large values.
+// moments sums up values without keeping them. It sums squared distances from the mean (Welford's method), because a
+// plain sum of squares loses a small spread among large values.
 type moments struct {
 	n       int
 	mean    float64
@@ -45,7 +45,7 @@ func (m *moments) add(v float64) {
 	m.squares += d * (v - m.mean)
 }
 
-// stats returns the figures; at returns the percentile p.
+// stats returns the statistics. at must return the percentile p.
 func (m *moments) stats(at func(p float64) float64) Stats {
 	if m.n == 0 {
 		return Stats{}

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// StatsOf returns the figures of latencies in milliseconds, in any order.
+// StatsOf returns the statistics of latencies in milliseconds. The latencies may be in any order.
 func StatsOf(ms []float64) Stats {
 	d := distribution{}
 	for _, v := range ms {

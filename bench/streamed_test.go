@@ -11,7 +11,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// piece is a chunk of output with a text.
+// piece returns an event whose chunk has the given text as output.
 func piece(text string) string {
 	return fmt.Sprintf(`data: {"choices":[{"index":0,"text":%q}]}`+"\n\n", text)
 }
@@ -20,7 +20,7 @@ func piece(text string) string {
 // another reason.
 func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 	const tpot = 20 * time.Millisecond
-	// steady writes of(i) at step i. It sleeps for the duration every before each step.
+	// steady returns a function that writes of(i) at step i. Before each step it sleeps for the duration every.
 	steady := func(every time.Duration, steps int, of func(step int) string) func(stream) {
 		return func(s stream) {
 			for i := range steps {
@@ -99,7 +99,8 @@ func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 	}
 }
 
-// Up to half of the times between tokens may be unseen. With more, a limit would be judged on buffered answers.
+// Up to half of the times between tokens may be unseen. If more are unseen, a limit would be judged on buffered
+// answers.
 func TestHalfOfTheTimesMayBeUnseen(t *testing.T) {
 	streamed := Sample{First: 1, Last: time.Second, End: time.Second, OutputTokens: 20, WantTokens: 20, Chunks: 20, Pieces: 20, TextBytes: 40}
 	whole := streamed

@@ -8,19 +8,21 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// Rules name the version of vllm bench serve whose definitions a measurement follows where versions differ
-// (vllm/benchmarks/lib/endpoint_request_func.py).
+// Rules name a version of vllm bench serve. Where versions differ, a measurement follows the definitions of this
+// version (vllm/benchmarks/lib/endpoint_request_func.py).
 type Rules string
 
-// The rules differ only for chat. In 0.14.1 the chunk that only names the role is the first token, and the usage chunk is
-// the end. The time from the role to the first token then counts as one more time between tokens. Two other differences
-// are not followed: 0.14.1 counts a chat that failed under HTTP 200 as completed, and counts prompts with its own tokenizer.
+// The rules differ only for chat. In 0.14.1 the chunk that only names the role is the first token, and the usage chunk
+// is the end. The time from the role to the first token then counts as one more time between tokens. Two other
+// differences are not followed. 0.14.1 counts a chat that failed under HTTP 200 as completed, and it counts prompts
+// with its own tokenizer.
 const (
 	Rules0141 Rules = "0.14.1"
 	Rules033  Rules = "0.33"
 )
 
-// For returns the rules for an endpoint. They are always Rules033 except for workload.Chat.
+// For returns the rules to use at an endpoint. Only workload.Chat can have Rules0141. All other endpoints have
+// Rules033.
 func (r Rules) For(endpoint string) Rules {
 	if r == Rules0141 && endpoint == workload.Chat {
 		return Rules0141
@@ -28,7 +30,7 @@ func (r Rules) For(endpoint string) Rules {
 	return Rules033
 }
 
-// first returns when the first token came, or 0 before it has.
+// first returns when the first token came, or 0 if it has not come yet.
 func (r Rules) first(s *Sample) time.Duration {
 	if r == Rules0141 && s.Opened > 0 {
 		return s.Opened
@@ -47,7 +49,7 @@ func (r Rules) last(s *Sample) time.Duration {
 // ttft returns the time to first token, counted from the due time.
 func (r Rules) ttft(s *Sample) time.Duration { return r.first(s) - s.Due }
 
-// tpot is Sample.TPOT by these rules.
+// tpot is like Sample.TPOT, but uses the first and the last token of these rules.
 func (r Rules) tpot(s *Sample) (time.Duration, bool) {
 	if s.OutputTokens < 2 {
 		return 0, false
@@ -58,7 +60,7 @@ func (r Rules) tpot(s *Sample) (time.Duration, bool) {
 // e2e returns the end-to-end latency, counted from the due time.
 func (r Rules) e2e(s *Sample) time.Duration { return r.last(s) - s.Due }
 
-// Apply returns samples whose First and Last follow the rules. It returns the samples themselves if nothing changes.
+// Apply returns samples whose First and Last follow the rules. If nothing changes, it returns the given slice itself.
 func (r Rules) Apply(samples []Sample) []Sample {
 	if r != Rules0141 {
 		return samples
@@ -70,7 +72,8 @@ func (r Rules) Apply(samples []Sample) []Sample {
 	return by
 }
 
-// WithoutQueue returns samples whose latencies count from when a slot was free, as in vllm bench serve --max-concurrency.
+// WithoutQueue returns samples whose latencies count from the time when a slot was free, as in vllm bench serve
+// --max-concurrency.
 func WithoutQueue(samples []Sample) []Sample {
 	from := slices.Clone(samples)
 	for i := range from {
@@ -93,8 +96,8 @@ const (
 	MetricE2EL = "e2el"
 )
 
-// over reports whether a completed request is over the limit. As in vLLM, a latency equal to the limit keeps it, and an
-// answer without a TPOT keeps every limit on TPOT.
+// over reports whether a completed request is over the limit. As in vLLM, a latency equal to the limit is not over it,
+// and an answer without a TPOT is within every limit on TPOT.
 func (l Limit) over(s *Sample, rules Rules) bool {
 	switch l.Metric {
 	case MetricTTFT:
@@ -106,8 +109,9 @@ func (l Limit) over(s *Sample, rules Rules) bool {
 	return rules.e2e(s) > l.Max
 }
 
-// Overdue reports whether a pending request must end over the limit or fail: even if its last pinned token came now, the
-// answer would be over. It is false if all tokens have come and only the end is missing.
+// Overdue reports whether a pending request is sure to end over the limit or to fail. That is sure if it would be over
+// the limit even if its last pinned token came now (for TTFT: the first token). TPOT and E2EL are not overdue if all
+// tokens have come and only the end is missing.
 func (l Limit) Overdue(s *Sample, now time.Duration) bool {
 	served := s.WantTokens > 0 && s.Chunks >= s.WantTokens
 	switch l.Metric {
@@ -123,7 +127,7 @@ func (l Limit) Overdue(s *Sample, now time.Duration) bool {
 }
 
 // A Tally sums up requests without keeping them. Its memory grows by a few bytes a second and does not depend on the
-// number of requests. All figures are exact except percentiles, which are within 0.5 %, and PeakInFlight, which is exact
+// number of requests. All figures are exact, with two exceptions. Percentiles are within 0.5 %. PeakInFlight is exact
 // unless the request that started first ended after 8,192 others.
 type Tally struct {
 	rules Rules
@@ -135,14 +139,14 @@ type Tally struct {
 	inFlight                                               concurrency
 	visibility                                             visibility
 
-	roles map[int]int // chunks in each second that only named the role; they count by the rules of 0.14.1
+	roles map[int]int // by second: chunks that only named the role; they count only under the rules of 0.14.1
 }
 
 // totals are the sums of a Tally.
 type totals struct {
 	requests, completed, failed, good, turns, sessions int
 	prompt, cached, output, want, chunks               int
-	planned, offPlan                                   int // of answers that the server ended: pinned tokens, and tokens too many or too few
+	planned, offPlan                                   int // of answers that the server ended: sum of the pinned tokens, and of the tokens too many or too few
 	end                                                time.Duration
 	failures                                           map[Failure]int
 }
@@ -208,7 +212,7 @@ func (t *Tally) series(output Series) Series {
 	}
 	all := slices.Clone(output)
 	for second, n := range t.roles {
-		if second < len(all) { // the run may have no series
+		if second < len(all) { // without a series there is no such second
 			all[second].Chunks += n
 		}
 	}
@@ -242,7 +246,7 @@ func (t *Tally) complete(s *Sample) {
 	if tpot, ok := t.rules.tpot(s); ok {
 		t.tpot.add(milliseconds(tpot))
 	}
-	if len(s.Gaps) > 0 && t.rules.first(s) < s.First { // the role chunk of a chat
+	if len(s.Gaps) > 0 && t.rules.first(s) < s.First { // the time from the role chunk of a chat to its first token
 		t.itl.add(milliseconds(s.First - t.rules.first(s)))
 	}
 	for _, gap := range s.Gaps {
@@ -255,7 +259,7 @@ func (t *Tally) complete(s *Sample) {
 	t.judge(s)
 }
 
-// judge counts a completed request as good, or as over each limit that it breaks.
+// judge counts a completed request as good, or once for each limit that it is over.
 func (t *Tally) judge(s *Sample) {
 	good := len(t.over) > 0
 	for i := range t.over {
@@ -269,8 +273,8 @@ func (t *Tally) judge(s *Sample) {
 	}
 }
 
-// measurement returns the figures of the requests. It uses the Tally's own Rules and Limits, not the scope's. Measure adds
-// Lateness, Series and the figures of the Series.
+// measurement returns the figures of the requests. It uses the Rules and Limits of the Tally, not those of the scope.
+// Measure adds Lateness, Series and the figures of the Series.
 func (t *Tally) measurement(scope Scope) Measurement {
 	m := Measurement{
 		Rate: scope.Rate, Window: scope.Length, Rules: t.rules, Exact: t.exact,
@@ -290,9 +294,9 @@ func (t *Tally) measurement(scope Scope) Measurement {
 	t.void(&m, scope)
 	m.rates(t.total.end - scope.Start)
 	if scope.Length > 0 {
-		inServer := (m.E2E.Mean - t.queue.stats().Mean) / 1000 // mean of the completed requests, in seconds
+		inServer := (m.E2E.Mean - t.queue.stats().Mean) / 1000 // mean time in the server of a completed request, in seconds
 		over := scope.Length.Seconds()
-		if inServer > over { // a window shorter than a request shows no steady state
+		if inServer > over { // a window shorter than a request shows no steady state, so use the whole run
 			over = m.Duration.Seconds()
 		}
 		m.MeanInFlight = inServer * float64(m.E2E.N) / over

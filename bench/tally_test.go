@@ -45,7 +45,7 @@ func manySamples(n int, seed uint64) []Sample {
 
 var allLimits = []Limit{{MetricTTFT, 200 * time.Millisecond}, {MetricTPOT, 20 * time.Millisecond}, {MetricE2EL, 3 * time.Second}}
 
-// flatten returns the fields of a measurement's JSON by path.
+// flatten returns the fields of a measurement's JSON. A field's key is its path.
 func flatten(t *testing.T, m Measurement) map[string]any {
 	t.Helper()
 	text, err := json.Marshal(m)
@@ -71,7 +71,7 @@ func flatten(t *testing.T, m Measurement) map[string]any {
 	return all
 }
 
-// A Tally has the figures of the samples: percentiles within the sketch's accuracy, all others within rounding.
+// A Tally gives the same figures as the samples: percentiles within the sketch's accuracy, all others within rounding.
 func TestATallyHasTheFiguresOfTheSamples(t *testing.T) {
 	for _, rules := range []Rules{Rules033, Rules0141} {
 		for seed, n := range []int{0, 1, 2, 5, 40, 700, 3000} {
@@ -139,7 +139,8 @@ func TestASketchHandlesExtremes(t *testing.T) {
 	}
 }
 
-// A run of millions of requests must not grow. Once every second and class of latency has occurred, Add allocates nothing.
+// The memory of a run of millions of requests must not grow. Once every second and class of latency has occurred, Add
+// allocates nothing.
 func TestAWarmTallyDoesNotAllocate(t *testing.T) {
 	samples := manySamples(1000, 3)
 	tally := newTally(Rules0141, allLimits)

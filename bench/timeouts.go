@@ -6,11 +6,12 @@ import (
 	"time"
 )
 
-// stallLimit is how late a tick may be. If it is later, this process itself did not run: it was suspended, swapped out
-// or out of CPU time.
+// stallLimit is how late a tick may be. If a tick is later, this process itself did not run: it was suspended, swapped
+// out or out of CPU time.
 const stallLimit = 500 * time.Millisecond
 
-// watch reports the progress of the run once a second, and ends the run if stop says so. Either function may be nil.
+// watch reports the progress of the run once a second, and ends the run when stop returns true. Either function may be
+// nil.
 func (f *runState) watch(tell func(Progress), stop Stop) {
 	const every = time.Second
 	tick := time.NewTicker(every)
@@ -27,7 +28,7 @@ func (f *runState) watch(tell func(Progress), stop Stop) {
 		if tell != nil {
 			tell(f.progress())
 		}
-		if gap > every+stallLimit { // answers that came meanwhile have not been read yet, so stop must wait
+		if gap > every+stallLimit { // the answers that came during the stall have not been read yet, so do not call stop now
 			f.mu.Lock()
 			f.run.Stalled = max(f.run.Stalled, gap-every)
 			f.mu.Unlock()
@@ -46,7 +47,8 @@ func (f *runState) watch(tell func(Progress), stop Stop) {
 	}
 }
 
-// closeOverdue closes connections on time-outs: of answers that are silent or go on for too long, and of idle connections.
+// closeOverdue closes connections that have timed out: those with an answer that is silent or goes on for too long, and
+// those that are idle for too long.
 func (f *runState) closeOverdue() {
 	tick := time.NewTicker(min(time.Second, max(time.Millisecond, f.client.IdleTimeout/8)))
 	defer tick.Stop()
@@ -66,7 +68,7 @@ func (f *runState) closeOverdue() {
 	}
 }
 
-// check closes the connection of an exchange that is overdue.
+// check closes the connection of an exchange that has taken too long.
 func (x *exchange) check(c *conn, now time.Duration) {
 	client := &x.state.client
 	quiet := now - time.Duration(x.lastByte.Load())

@@ -17,7 +17,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// errNoTokenize means that the server cannot count tokens. Servers other than vLLM cannot.
+// errNoTokenize means that the server cannot count tokens. Only vLLM can.
 var errNoTokenize = errors.New("the server has no /tokenize")
 
 // countTokens returns the length of a request's prompt in tokens. If the request has no token ids, the server counts
@@ -41,8 +41,8 @@ func (c *Client) countTokens(ctx context.Context, r *workload.Request) (int, err
 	return count, nil
 }
 
-// Detokenize returns the text of token ids (POST /detokenize of vLLM, 0.14.1 and 0.33), for load generators that take no
-// ids. Tokenizing that text may give a few tokens more or fewer.
+// Detokenize returns the text of token ids (POST /detokenize of vLLM, 0.14.1 and 0.33), for load generators that accept
+// only text. Tokenizing that text may give a few tokens more or fewer.
 func (c *Client) Detokenize(ctx context.Context, ids []int32) (text string, err error) {
 	if _, err := c.tokenizer(ctx, "/detokenize", map[string]any{"tokens": ids}, "prompt", &text); err != nil {
 		return "", fmt.Errorf("turn token ids into text: %w", err)
@@ -74,12 +74,12 @@ func (c *Client) tokenizer(ctx context.Context, path string, question map[string
 const (
 	// templateBytes is how many bytes a chat template may add to a text. Llama's, the longest in wide use, adds about 200.
 	templateBytes = 512
-	maxCounted    = 256 // texts that the server counts: only the longest ones
+	maxCounted    = 256 // limit on the texts that the server counts; the longest ones are counted
 	countAtOnce   = 8
-	maxNamed      = 3 // requests in a message
+	maxNamed      = 3 // limit on the requests that a message names
 )
 
-// A longRequest may be longer than the server allows.
+// A longRequest is a request that may be longer than the server allows.
 type longRequest struct {
 	index int // from 0
 	*workload.Request
@@ -89,7 +89,7 @@ type longRequest struct {
 
 // CheckLengths returns a *PreflightError if the prompt and answer of a request are together longer than maxModelLen
 // tokens. A text has at least one byte for each token, so the server only counts the few texts that could be too long.
-// uncounted is how many of them it did not count, because it has no /tokenize or there were too many.
+// uncounted is how many of these texts were not counted, because the server has no /tokenize or there were too many.
 func (c *Client) CheckLengths(ctx context.Context, requests iter.Seq[*workload.Request], maxModelLen int) (uncounted int, err error) {
 	var over, ask []*longRequest
 	i := -1
@@ -121,7 +121,7 @@ func (c *Client) CheckLengths(ctx context.Context, requests iter.Seq[*workload.R
 	return uncounted, tooLong(over, i+1, maxModelLen)
 }
 
-// countAll fills in the lengths of the prompts.
+// countAll asks the server for the lengths of the prompts and stores them.
 func (c *Client) countAll(ctx context.Context, ask []*longRequest) error {
 	work, ctx := errgroup.WithContext(ctx)
 	work.SetLimit(countAtOnce)

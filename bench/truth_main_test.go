@@ -15,7 +15,7 @@ import (
 )
 
 // The truth server and the client under test run in child processes, so that each has its own runtime and CPU time. The
-// children are this test binary, with a role in the environment.
+// children run this test binary, with their role in an environment variable.
 const (
 	roleVariable   = "BENCH_TEST_ROLE"
 	configVariable = "BENCH_TEST_CONFIG"
@@ -39,7 +39,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-// beServer runs the truth server until its standard input ends. That also happens when the parent dies.
+// beServer runs the truth server until its standard input ends. The input also ends when the parent dies.
 func beServer() error {
 	var config truth.Config
 	if err := json.Unmarshal([]byte(os.Getenv(configVariable)), &config); err != nil {
@@ -55,7 +55,7 @@ func beServer() error {
 	go func() {
 		defer close(watching)
 		defer stop()
-		_, _ = io.Copy(io.Discard, os.Stdin) // an error also means the end
+		_, _ = io.Copy(io.Discard, os.Stdin) // an error also means that the input has ended
 	}()
 	if err := server.Serve(ctx); err != nil {
 		return err
@@ -64,12 +64,12 @@ func beServer() error {
 	return nil
 }
 
-// A load is the task of the client's process. It is a closed loop unless Rate is set.
+// A load says which requests the client's process sends. It is a closed loop unless Rate is set.
 type load struct {
 	URL        string
 	InFlight   int           // requests in flight in a closed loop
 	Rate       float64       // requests per second
-	LeadIn     time.Duration // uncounted load before the counted requests
+	LeadIn     time.Duration // time with uncounted load before the counted requests
 	Requests   int           // counted requests
 	Tokens     int           // tokens of each answer
 	Samples    bool          // report each request, and record the times between tokens
@@ -80,7 +80,7 @@ type load struct {
 type outcome struct {
 	Measurement bench.Measurement
 	Samples     []reported
-	CPU         time.Duration // CPU time of the run alone
+	CPU         time.Duration // CPU time of the run, without the start of the process
 }
 
 // A reported is the client's report of one request.

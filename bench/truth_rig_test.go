@@ -19,8 +19,8 @@ import (
 	"vllmtuner/bench/truth"
 )
 
-// childEnv returns the environment of a child with a role. It shortens the second for which the race detector sleeps at the
-// end of every process.
+// childEnv returns the environment of a child with a role. The race detector makes every process sleep for a second at
+// its end. childEnv shortens this to 20 ms.
 func childEnv(t *testing.T, role string, config any) []string {
 	t.Helper()
 	text, err := json.Marshal(config)
@@ -30,7 +30,7 @@ func childEnv(t *testing.T, role string, config any) []string {
 	return append(os.Environ(), roleVariable+"="+role, configVariable+"="+string(text), "GORACE=atexit_sleep_ms=20")
 }
 
-// startTruth starts a truth server in a child process and returns its URL. stop ends it and waits.
+// startTruth starts a truth server in a child process and returns its URL. stop ends the server and waits for its end.
 func startTruth(t *testing.T, config truth.Config) (url string, stop func()) {
 	t.Helper()
 	server := exec.Command(os.Args[0])
@@ -71,12 +71,12 @@ func startTruth(t *testing.T, config truth.Config) (url string, stop func()) {
 
 // A cost is the CPU time and memory that a child used.
 type cost struct {
-	cpu    time.Duration // user and system, from its start to its end
+	cpu    time.Duration // user and system; of the whole process from runChild, of the run alone from runClient
 	memory int           // peak resident memory in bytes
-	spent  []spent       // CPU time over time
+	spent  []spent       // the CPU time up to several moments
 }
 
-// A spent is the CPU time of a process up to some time.
+// A spent is the CPU time that a process had used up to a moment.
 type spent struct {
 	at  time.Time
 	cpu time.Duration
@@ -96,8 +96,8 @@ func (c cost) between(from, to time.Time) time.Duration {
 	return last - first
 }
 
-// runChild runs a command to its end and returns its output and its cost. It calls watch, unless that is nil, many times a
-// second with the resident memory in bytes.
+// runChild runs a command to its end and returns its output and its cost. Many times a second it calls watch with the
+// resident memory in bytes, unless watch is nil.
 func runChild(command *exec.Cmd, watch func(resident int)) ([]byte, cost, error) {
 	var out, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &out, &stderr
@@ -127,7 +127,7 @@ func runChild(command *exec.Cmd, watch func(resident int)) ([]byte, cost, error)
 	}
 }
 
-// tail returns the end of an output.
+// tail returns the end of an output, at most 2,000 bytes.
 func tail(text []byte) []byte { return bytes.TrimSpace(text[max(0, len(text)-2000):]) }
 
 // statusOf returns a size from /proc/PID/status in bytes, or 0 if the process has ended.
@@ -152,13 +152,13 @@ func cpuOf(pid int) time.Duration {
 	if err != nil {
 		return 0
 	}
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name before it may contain spaces
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // skip the process name, which may contain spaces
 	user, _ := strconv.Atoi(fields[11])
 	system, _ := strconv.Atoi(fields[12])
 	return time.Duration(user+system) * time.Second / 100
 }
 
-// runClient sends a load from a child process.
+// runClient starts a child process that sends a load.
 func runClient(ctx context.Context, t *testing.T, l load, watch func(resident int)) (outcome, cost, error) {
 	t.Helper()
 	command := exec.CommandContext(ctx, os.Args[0])
@@ -175,8 +175,8 @@ func runClient(ctx context.Context, t *testing.T, l load, watch func(resident in
 	return o, c, nil
 }
 
-// indexed returns the requests of a report whose ids contain the given text, by the number at the end of the id. If two
-// have the same number, it takes the later one, because vllm bench serve sends its first request twice.
+// indexed returns the requests of a report whose ids contain the given text. The key is the number at the end of the
+// id. If two have the same number, it takes the later one, because vllm bench serve sends its first request twice.
 func indexed(r *truth.Report, contains string) map[int]truth.Request {
 	byIndex := make(map[int]truth.Request)
 	for _, q := range r.Requests {
@@ -189,7 +189,7 @@ func indexed(r *truth.Report, contains string) map[int]truth.Request {
 	return byIndex
 }
 
-// milliseconds returns latencies as numbers.
+// milliseconds converts latencies to numbers of milliseconds.
 func milliseconds(all []time.Duration) []float64 {
 	ms := make([]float64, len(all))
 	for i, d := range all {
@@ -200,7 +200,7 @@ func milliseconds(all []time.Duration) []float64 {
 
 func statsOf(all []time.Duration) bench.Stats { return bench.StatsOf(milliseconds(all)) }
 
-// commit returns the git name of the code under test.
+// commit returns what git describe calls the code under test.
 func commit() string {
 	out, err := exec.Command("git", "describe", "--always", "--dirty").Output()
 	if err != nil {

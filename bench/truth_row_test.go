@@ -13,7 +13,7 @@ import (
 // trueTTFT is the server's TTFT in every row.
 const trueTTFT = 20 * time.Millisecond
 
-// A row is one line of the table: a number of streams in flight, in a closed or an open loop.
+// A row is one line of the table: the load of a number of streams in flight, in a closed or an open loop.
 type row struct {
 	streams, tokens int
 	tpot            time.Duration
@@ -44,10 +44,10 @@ func (r row) server() truth.Config {
 // answer returns how long one answer takes.
 func (r row) answer() time.Duration { return trueTTFT + time.Duration(r.tokens-1)*r.tpot }
 
-// rate returns the arrivals per second that keep this number of streams in flight.
+// rate returns the arrivals per second that keep r.streams streams in flight on average.
 func (r row) rate() float64 { return float64(r.streams) / r.answer().Seconds() }
 
-// leadIn returns how many uncounted requests fill the server of an open loop.
+// leadIn returns how many uncounted requests come first in an open loop, to fill the server.
 func (r row) leadIn() int {
 	if r.open {
 		return r.streams
@@ -59,24 +59,24 @@ func (r row) leadIn() int {
 type figures struct {
 	Failed, Unpaired int
 	TTFT, TrueTTFT   bench.Stats
-	Error            bench.Stats // by request: reported less true TTFT, less the client's own send lag if it reports that
+	Error            bench.Stats // for each request: reported TTFT - true TTFT - the client's own send lag (if reported)
 	SendLag, ReadLag bench.Stats // empty if the client does not report them
 	TPOT, TrueTPOT   bench.Stats
-	TPOTError        bench.Stats // by request: distance of the reported TPOT from the true one
+	TPOTError        bench.Stats // for each request: difference between the reported and the true TPOT, without sign
 	ITL, TrueITL     bench.Stats
-	Late             bench.Stats // lateness of the server's tokens
+	Late             bench.Stats // how late the server wrote its tokens
 	CPU              float64     // client's CPU time, microseconds per token
 	ServerCPU        float64     // microseconds per token
 	Memory           float64     // MiB resident
 }
 
-// A pair is one request, as the client and as the server report it.
+// A pair is one request with two records: the client's and the server's.
 type pair struct {
 	ttft, tpot, lag time.Duration
 	truth           truth.Request
 }
 
-// compare computes the figures that need both sides of each request.
+// compare computes the figures that need both records of each request.
 func (f *figures) compare(pairs []pair) {
 	var ttft, trueTTFTs, errs, tpot, trueTPOT, tpotErrs, gaps, late []time.Duration
 	for _, p := range pairs {
@@ -91,7 +91,7 @@ func (f *figures) compare(pairs []pair) {
 	f.TrueITL, f.Late = statsOf(gaps), statsOf(late)
 }
 
-// runOurs measures this package's client with the given number of counted requests.
+// runOurs measures the client of this package with the given number of counted requests.
 func (r row) runOurs(ctx context.Context, t *testing.T, requests int) figures {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(ctx, time.Minute+20*r.answer()*time.Duration(1+requests/r.streams))
@@ -129,7 +129,7 @@ func (r row) runOurs(ctx context.Context, t *testing.T, requests int) figures {
 	return f
 }
 
-// perToken returns microseconds of CPU time per token, which are also seconds per million tokens.
+// perToken returns the CPU time per token in microseconds. In seconds per million tokens the number is the same.
 func perToken(cpu time.Duration, tokens int) float64 {
 	return float64(cpu.Microseconds()) / float64(max(1, tokens))
 }

@@ -11,7 +11,7 @@ import (
 	"vllmtuner/bench/truth"
 )
 
-// The environment variables of make soak-bench. Without them the soak is short.
+// The environment variables that make soak-bench sets. Without BENCH_SOAK the soak has only 4,000 requests.
 const (
 	soakVariable     = "BENCH_SOAK"      // number of requests
 	soakFileVariable = "BENCH_SOAK_FILE" // file for the figures

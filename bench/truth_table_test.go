@@ -16,15 +16,15 @@ import (
 	"time"
 )
 
-// The environment variables of make bench-accuracy. Without the first one the table is skipped.
+// The environment variables that make bench-accuracy sets. Without BENCH_ACCURACY the table is skipped.
 const (
 	accuracyVariable = "BENCH_ACCURACY" // file for the table
 	repeatsVariable  = "BENCH_REPEATS"  // runs of each row; 3 if unset
 	rowsVariable     = "BENCH_ROWS"     // regular expression for the names of rows; all if unset
 )
 
-// The limits of the table: p99 of the error of TTFT and of the send lag in milliseconds, the relative error of p99 TPOT,
-// and the client's CPU time per token in microseconds.
+// The limits of the table: the p99 error of TTFT in milliseconds, the p99 send lag in milliseconds, the relative error
+// of p99 TPOT, and the client's CPU time per token in microseconds.
 const (
 	errorBar   = 5.0
 	sendLagBar = 10.0
@@ -47,22 +47,22 @@ func allRows() []row {
 	return rows
 }
 
-// requests returns how many requests of a row count: at least two for each stream, enough for a p99, and enough for six
-// seconds.
+// requests returns the number of counted requests of a row. There are at least two for each stream, enough for a p99,
+// and enough for six seconds.
 func (r row) requests() int {
 	const minRequests, minTime = 256, 6 * time.Second
 	waves := max(2, (minRequests+r.streams-1)/r.streams, int(math.Ceil(float64(minTime)/float64(r.answer()))))
 	return waves * r.streams
 }
 
-// A contestant is one client in the table.
+// A contestant is one of the clients that the table compares.
 type contestant struct {
 	name string
 	run  func(ctx context.Context, t *testing.T, r row) figures
 }
 
-// TestAccuracyTable compares this package's client, and vLLM's if it is installed, with the truth server. It interleaves
-// the clients in one run and writes the table.
+// TestAccuracyTable compares this package's client, and vLLM's if it is installed, with the truth server. For each row
+// it runs the clients alternately. Then it writes the table.
 func TestAccuracyTable(t *testing.T) {
 	file := os.Getenv(accuracyVariable)
 	if file == "" {
@@ -139,7 +139,7 @@ func (f figures) missed(r row, ours bool) string {
 	return strings.Join(why, "; ")
 }
 
-// columns are the heads of the table. cells returns one line.
+// columns are the column heads of the table. The function cells returns one line below them.
 var columns = []string{
 	"loop", "streams", "tokens", "ms", "client", "true TTFT p99", "told", "error p50", "error p99", "send lag p99",
 	"true TPOT p50", "told", "true TPOT p99", "told", "true ITL p99", "told", "CPU-s/M tok", "RSS MiB", "server late p99", "server CPU-s/M", "verdict",
@@ -164,7 +164,7 @@ func cells(r row, client string, f figures, verdict string) []string {
 	return append(line, verdict)
 }
 
-// A table is printed and written to the file.
+// A table collects the lines that are printed and written to the file.
 type table struct {
 	intro string
 	lines [][]string
@@ -186,7 +186,7 @@ func (b *table) add(t *testing.T, r row, client string, f figures, verdict strin
 	t.Logf("%s, %s: error p99 %.2f ms, %s", client, r, f.Error.P99, verdict)
 }
 
-// end adds how busy the machine was, and prints the table.
+// end adds to the table how busy the machine was, and prints it.
 func (b *table) end() {
 	b.intro += fmt.Sprintf(" The machine was busy for %.0f %% of the time, the server and the clients included.", 100*busyNow().since(b.began))
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -233,7 +233,7 @@ func busyNow() busyTime {
 	}
 	line, _, _ := strings.Cut(string(text), "\n")
 	fields := strings.Fields(line)
-	for i, word := range fields[1:min(9, len(fields))] { // the guest times after these are part of user time
+	for i, word := range fields[1:min(9, len(fields))] { // the guest times after these fields are part of user time already
 		ticks, _ := strconv.ParseFloat(word, 64)
 		b.all += ticks
 		if i != 3 && i != 4 { // idle and iowait
@@ -243,7 +243,7 @@ func busyNow() busyTime {
 	return b
 }
 
-// since returns the share of time for which the cores were busy.
+// since returns the share of time for which the cores were busy between the readings began and b.
 func (b busyTime) since(began busyTime) float64 {
 	return (b.busy - began.busy) / max(1, b.all-began.all)
 }

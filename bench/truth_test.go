@@ -33,5 +33,5 @@ func TestTheClientTellsTheTruth(t *testing.T) {
 	}
 }
 
-// within reports whether a value lies within a share of another.
+// within reports whether value differs from the value of by at most the given share of it.
 func within(value, of, share float64) bool { return value >= of*(1-share) && value <= of*(1+share) }

@@ -15,13 +15,13 @@ import (
 	"vllmtuner/bench/truth"
 )
 
-// A vllmBench is a vllm bench serve that serverctl/vllmlab/setup.sh has installed.
+// A vllmBench is a version of vllm bench serve that serverctl/vllmlab/setup.sh has installed.
 type vllmBench struct {
 	version, dir string
 }
 
-// installedVLLMs returns the newer one of the installed versions. One is enough, because 0.14.1 and 0.32.0 do not differ in
-// what the table shows.
+// installedVLLMs returns the newest of the installed versions, if there is one. One is enough, because 0.14.1 and
+// 0.32.0 do not differ in what the table shows.
 func installedVLLMs(t *testing.T) []contestant {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -40,7 +40,7 @@ func installedVLLMs(t *testing.T) []contestant {
 
 func (v *vllmBench) command() string { return filepath.Join(v.dir, "venv/bin/vllm") }
 
-// run measures vllm bench serve on a row.
+// run runs vllm bench serve with the load of a row and returns the figures.
 func (v *vllmBench) run(ctx context.Context, t *testing.T, r row) figures {
 	t.Helper()
 	requests := r.leadIn() + r.requests()
@@ -66,8 +66,8 @@ func (v *vllmBench) run(ctx context.Context, t *testing.T, r row) figures {
 	return f
 }
 
-// loaded returns the start and the end of the load. It leaves out start-up, the first request, which only tests the
-// server, and the writing of the result.
+// loaded returns the start and the end of the load. The load does not include three things: start-up, the first request
+// (a test of the server), and writing the result.
 func loaded(report *truth.Report, requests map[int]truth.Request) (from, to time.Time) {
 	first, last := int64(math.MaxInt64), int64(0)
 	for _, q := range requests {

@@ -19,17 +19,18 @@ import (
 type VLLMRun struct {
 	Meta        VLLMMeta
 	Measurement Measurement
-	Samples     []Sample // empty without the lists of --save-detailed; 0.14.1 writes no start times, so all start at 0
+	Samples     []Sample // empty without the lists of --save-detailed; 0.14.1 writes no start times, so there all samples start at 0
 }
 
 // ReadVLLMResult reads the JSON of vllm bench serve --save-result (vllm/benchmarks/serve.py, 0.14.1, 0.32 and 0.33). It
-// counts requests over the limits if the file has the lists of --save-detailed. The file must have the given percentiles
-// of TTFT and TPOT, and the 99th. If one is missing, the error names the option that writes it; taking it as 0 ms would
-// keep every limit. For the same reason a run without completed requests has no latencies, where vLLM writes 0 ms.
+// counts requests over the limits if the file has the lists of --save-detailed. The file must have the given
+// percentiles of TTFT and TPOT, and the 99th. If one is missing, the error names the option that writes it. A missing
+// percentile is not taken as 0 ms, because 0 ms would keep every limit. For the same reason a run without completed
+// requests has no latencies, although vLLM writes 0 ms.
 //
 // A file does not tell everything. Percentiles that it lacks, and the largest latency of a file without lists, are 0.
-// Without lists the numbers of answers with a TPOT and of times between tokens are estimates. vLLM counts an answer that
-// broke off under HTTP 200 as completed.
+// Without lists two numbers are estimates: how many answers have a TPOT, and how many times between tokens there are.
+// vLLM counts an answer that broke off under HTTP 200 as completed.
 func ReadVLLMResult(text []byte, limits []Limit, percentiles ...float64) (VLLMRun, error) {
 	f, err := readVLLMFields(text)
 	if err != nil {
@@ -67,13 +68,14 @@ func readVLLMFields(text []byte) (*vllmFields, error) {
 	return f, nil
 }
 
-// stringOrNaN matches a string, so that nothing is replaced within it, or a number that Python writes but JSON does not allow.
+// stringOrNaN matches a number that Python writes but JSON does not allow. It also matches a whole string, so that
+// nothing is replaced within strings.
 var stringOrNaN = regexp.MustCompile(`(?s)"(\\.|[^"\\])*"|NaN|-?Infinity`)
 
 // withoutNaN replaces NaN, Infinity and -Infinity by null.
 func withoutNaN(text []byte) []byte {
 	if !bytes.Contains(text, []byte("NaN")) && !bytes.Contains(text, []byte("Infinity")) {
-		return text // a file with the times of all tokens is large
+		return text // a file with the times of all tokens is large, so do not copy it without need
 	}
 	return stringOrNaN.ReplaceAllFunc(text, func(match []byte) []byte {
 		if match[0] == '"' {
@@ -128,9 +130,9 @@ func (f *vllmFields) count(key string) int {
 	return int(n)
 }
 
-// duration returns seconds as a duration; key names them in an error.
+// duration converts seconds to a duration. An error calls the value by its key.
 func (f *vllmFields) duration(seconds float64, key string) time.Duration {
-	const longest = 1e7 // four months; larger values are errors, and their sums would overflow
+	const longest = 1e7 // about four months, in seconds; larger values are errors, because their sums could overflow
 	if seconds < 0 || seconds > longest {
 		f.wrong = append(f.wrong, fmt.Errorf("%s: %g s, want 0 to %g s", key, seconds, float64(longest)))
 		return 0
@@ -178,11 +180,12 @@ func (f *vllmFields) meta() VLLMMeta {
 	return m
 }
 
-// measurement returns the figures, computed from the lists if there are any, and otherwise as vLLM wrote them.
+// measurement returns the figures. It computes them from the lists if there are any. Otherwise it takes them as vLLM
+// wrote them.
 func (f *vllmFields) measurement(run *VLLMRun, limits []Limit, percentiles []float64) Measurement {
 	duration := f.duration(f.nonNegative("duration"), "duration")
 	m := Measurement{Window: duration, Exact: true, PromptTokens: f.count("total_input_tokens"), OutputTokens: f.count("total_output_tokens")}
-	if rate := run.Meta.Rate; rate > 0 && !math.IsInf(rate, 0) { // vLLM sends the last request at the end of the window
+	if rate := run.Meta.Rate; rate > 0 && !math.IsInf(rate, 0) { // in vLLM the window ends when the last request is sent
 		m.Rate, m.Window = rate, f.duration(float64(run.Meta.Prompts)/rate, "num_prompts / request_rate")
 	}
 	if run.Samples != nil {
@@ -228,7 +231,7 @@ func (f *vllmFields) summary(m *Measurement, prompts int, percentiles []float64)
 	}
 }
 
-// stats reads one metric. The given percentiles are required.
+// stats reads one metric. The file must have the given percentiles.
 func (f *vllmFields) stats(metric string, n int, percentiles []float64) Stats {
 	s := Stats{N: n, Mean: f.nonNegative("mean_" + metric + "_ms"), P50: f.nonNegative("median_" + metric + "_ms")}
 	f.get("std_"+metric+"_ms", &s.Std)
@@ -283,13 +286,13 @@ func (f *vllmFields) lists() *vllmLists {
 	return &l
 }
 
-// samples returns the requests of a result that lists every request, or nil if it has no such lists.
+// samples returns the requests of a result, or nil if the file has no lists of requests.
 func (f *vllmFields) samples() []Sample {
 	l := f.lists()
 	if l == nil {
 		return nil
 	}
-	begin := math.Inf(1) // in 0.33, times count from the start of the machine
+	begin := math.Inf(1) // in 0.33, times count from the boot of the machine
 	for i, started := range l.started {
 		if l.errors[i] == "" {
 			begin = min(begin, started)
@@ -322,8 +325,8 @@ func (f *vllmFields) sample(l *vllmLists, i int, begin float64) Sample {
 	return s
 }
 
-// vllmFailure classifies a failure by vLLM's text for it: the reason phrase of a status, which may be empty, a sentence
-// about missing chunks, or a traceback.
+// vllmFailure classifies a failure by the text that vLLM stores for it. The text is the reason phrase of an HTTP status
+// (which may be empty), a sentence about missing chunks, or a traceback.
 func vllmFailure(text string, tokens int) Failure {
 	switch {
 	case strings.HasPrefix(text, "Never received"), text == "" && tokens == 0:

@@ -18,21 +18,21 @@ type VLLMMeta struct {
 	Backend        string // openai or openai-chat
 	Label          string // "" is null
 	Model          string
-	Tokenizer      string            // "" means the model's
+	Tokenizer      string            // "" means the tokenizer of the model
 	Prompts        int               // planned requests
 	Rate           float64           // requests per second; 0 or infinite is written as "inf"
-	Burstiness     float64           // of the arrivals; 1 is Poisson, infinite is constant and written as "inf"
+	Burstiness     float64           // burstiness of the arrivals: 1 is Poisson; infinite means constant gaps and is written as "inf"
 	MaxConcurrency int               // 0 is null
 	Metadata       map[string]string // from --metadata KEY=VALUE
-	Workload       string            // the workload in words; "" is left out
+	Workload       string            // the workload in words; if empty, workload, seed and natural are left out
 	Seed           uint64            // seed of the workload
-	Natural        bool              // lengths were not pinned
+	Natural        bool              // lengths of answers were not pinned
 }
 
 // A VLLMResult is a measurement in the format of vllm bench serve --save-result: a flat JSON object. Names, units and
-// exclusions are as in main_async and benchmark in vllm/benchmarks/serve.py (0.14.1, 0.32 and 0.33). Fields that vLLM
-// does not have stand at the end, under other names. vllm bench sweep plot and plot_pareto (vllm/benchmarks/sweep) read
-// lists of such objects from files called summary.json.
+// the choice of requests are as in main_async and benchmark in vllm/benchmarks/serve.py (0.14.1, 0.32 and 0.33). Fields
+// that vLLM does not have come last, under other names. vllm bench sweep plot and plot_pareto (vllm/benchmarks/sweep)
+// read lists of such objects from files called summary.json.
 type VLLMResult struct{ fields []vllmField }
 
 type vllmField struct {
@@ -45,7 +45,7 @@ const vllmDate = "20060102-150405"
 // vllmPercentiles are the percentiles in a Stats.
 var vllmPercentiles = []float64{50, 90, 95, 99, 99.9}
 
-// percentile returns one of vllmPercentiles.
+// percentile returns the field of a percentile, or nil if it is none of vllmPercentiles.
 func (s *Stats) percentile(p float64) *float64 {
 	return map[float64]*float64{50: &s.P50, 90: &s.P90, 95: &s.P95, 99: &s.P99, 99.9: &s.P999}[p]
 }
@@ -55,9 +55,9 @@ func vllmKey(p float64, metric string) string {
 	return "p" + strconv.FormatFloat(p, 'g', -1, 64) + "_" + metric + "_ms"
 }
 
-// NewVLLMResult returns the result of a measurement. details are the counted samples for the lists of --save-detailed; nil
-// leaves the lists out. A metadata key that is also a field of the result is an error; in vLLM one silently replaces the
-// other.
+// NewVLLMResult returns the result of a measurement. details are the counted samples for the lists of --save-detailed.
+// If details is nil, the result has no lists. A metadata key that is also a field of the result is an error. In vLLM,
+// one of the two silently replaces the other.
 func NewVLLMResult(m Measurement, meta VLLMMeta, details []Sample) (VLLMResult, error) {
 	var r VLLMResult
 	r.head(meta)
@@ -87,7 +87,7 @@ func orNull(there bool, value any) any {
 	return value
 }
 
-// orInf returns a number. JSON has no infinity, so vLLM writes "inf".
+// orInf returns a number, or "inf" if it is infinite, as vLLM writes it. JSON has no infinity.
 func orInf(n float64) any {
 	if math.IsInf(n, 1) {
 		return "inf"
@@ -95,7 +95,7 @@ func orInf(n float64) any {
 	return n
 }
 
-// head adds the fields that main_async writes.
+// head adds the fields that the function main_async of vLLM writes.
 func (r *VLLMResult) head(meta VLLMMeta) {
 	rate := meta.Rate
 	if rate <= 0 {
@@ -116,7 +116,7 @@ func (r *VLLMResult) head(meta VLLMMeta) {
 	r.add("max_concurrency", orNull(meta.MaxConcurrency > 0, meta.MaxConcurrency))
 }
 
-// body adds the fields that benchmark writes, and then those that vLLM does not have.
+// body adds the fields that the function benchmark of vLLM writes, and then those that vLLM does not have.
 func (r *VLLMResult) body(m *Measurement, details []Sample) {
 	r.add("duration", m.Duration.Seconds())
 	r.add("completed", m.Completed)
@@ -135,7 +135,7 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 	r.add("rtfx", 0.0)
 	r.stats("ttft", m.TTFT, m)
 	r.stats("tpot", m.TPOT, m)
-	if m.ITL.N > 0 { // vLLM always has it; zero would read as a latency
+	if m.ITL.N > 0 { // vLLM always writes this metric, but a zero would look like a latency
 		r.stats("itl", m.ITL, m)
 	}
 	r.stats("e2el", m.E2E, m)
@@ -145,7 +145,7 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 
 	r.stats("send_lag", m.SendLag, m)
 	r.add("window", m.Window.Seconds())
-	// They are 0 if the window has no whole second.
+	// Both throughputs are 0 if the window has no whole second.
 	r.add("window_request_throughput", orNull(m.WindowRequestThroughput > 0, m.WindowRequestThroughput))
 	r.add("window_output_throughput", orNull(m.WindowOutputThroughput > 0, m.WindowOutputThroughput))
 	r.add("mean_in_flight", m.MeanInFlight)
@@ -166,7 +166,7 @@ func (r *VLLMResult) stats(metric string, s Stats, m *Measurement) {
 }
 
 // details adds one list for each property of a request. Times are in seconds. A request that did not end well has zero
-// output and latencies, and its failure as error. start_times are due times, because latencies count from there.
+// output and latencies, and its failure is in errors. start_times are due times, because latencies count from there.
 func (r *VLLMResult) details(samples []Sample, rules Rules) {
 	n := len(samples)
 	input, output := make([]int, n), make([]int, n)

@@ -32,7 +32,7 @@ func fieldsOf(t testing.TB, text []byte) map[string]any {
 	return fields
 }
 
-// seriesOf returns the chunks of samples in each second after the start, as vLLM counts them.
+// seriesOf counts the chunks of samples in each second after the start, as vLLM does.
 func seriesOf(samples []Sample) Series {
 	s := make(Series, 1000)
 	for i := range samples {
@@ -47,7 +47,7 @@ func seriesOf(samples []Sample) Series {
 	return s
 }
 
-// rewritten reads a result file and returns our own result for that run, and the file itself.
+// rewritten reads a result file. It returns the fields that we write for the same run, and the fields of the file.
 func rewritten(t *testing.T, name string, limits []Limit) (written, file map[string]any) {
 	t.Helper()
 	text := testdata(t, name)
@@ -71,9 +71,10 @@ func rewritten(t *testing.T, name string, limits []Limit) (written, file map[str
 	return fieldsOf(t, ours), fieldsOf(t, text)
 }
 
-// Measure computes from the requests of a real run the figures that vllm bench serve wrote. The tolerance allows for the
-// nanosecond resolution of time.Duration. 0.14.1 writes no start times, which peaks need. It writes no durations either,
-// and the sum of an answer's parts is a microsecond too long, because 0.14.1 reads the clock twice at the first token.
+// Measure computes the figures of a real run from its requests. They must equal the figures that vllm bench serve
+// wrote. The tolerance allows for the nanosecond resolution of time.Duration. 0.14.1 writes no start times, so the
+// peaks cannot be compared. It writes no latencies either. They are computed as sums of an answer's parts and are a
+// microsecond too long, because 0.14.1 reads the clock twice at the first token.
 func TestMeasureAgreesWithVLLMsOwnFigures(t *testing.T) {
 	slow := []Limit{{MetricTTFT, time.Hour}}
 	for _, row := range []struct {
@@ -102,7 +103,7 @@ func TestMeasureAgreesWithVLLMsOwnFigures(t *testing.T) {
 	}
 }
 
-// since returns times relative to the earliest.
+// since returns times relative to the earliest one.
 func since(list []any) []any {
 	earliest := math.Inf(1)
 	for _, v := range list {
@@ -115,7 +116,7 @@ func since(list []any) []any {
 	return all
 }
 
-// near compares JSON values, numbers within a relative tolerance or 2 ns.
+// near reports whether two JSON values are equal. Numbers may differ by a relative tolerance or by 2 ns.
 func near(a, b any, tolerance float64) bool {
 	switch b := b.(type) {
 	case float64:
@@ -136,8 +137,8 @@ func near(a, b any, tolerance float64) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// The wanted counts come from numpy on the lists: 6 requests over 12 ms, 20 over 1.1 ms a token, 27 over 45 ms, and 29 over
-// no limit.
+// The wanted counts were computed from the file's lists with numpy: 6 requests over 12 ms, 20 over 1.1 ms a token, 27
+// over 45 ms, and 29 over no limit.
 func TestGoodputOfARealRun(t *testing.T) {
 	ms := time.Millisecond
 	run, err := ReadVLLMResult(testdata(t, "vllm-0.32-openai.json"), []Limit{{MetricTTFT, 12 * ms}, {MetricTPOT, 1100 * time.Microsecond}, {MetricE2EL, 45 * ms}})
@@ -214,7 +215,7 @@ func changed(t *testing.T, name string, changes map[string]string) []byte {
 		}
 	}
 	var b strings.Builder
-	for key, value := range fields { // not json.Marshal, which rejects NaN
+	for key, value := range fields { // json.Marshal would reject NaN
 		b.WriteString(`, "` + key + `": ` + string(value))
 	}
 	return []byte("{" + b.String()[1:] + "}\n")

@@ -19,7 +19,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A connection keeps its time stamps when it leaves the net package.
+// A connection keeps its time stamps when it is detached from the net package.
 func TestADetachedSocketHasStamps(t *testing.T) {
 	defer awaitStamps()()
 	address, accept := accepting(t)
@@ -32,7 +32,7 @@ func TestADetachedSocketHasStamps(t *testing.T) {
 	if _, err := there.Write([]byte("token")); err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(60 * time.Millisecond) // the client gets no processor
+	time.Sleep(60 * time.Millisecond) // as if the client got no processor
 	var buffer [16]byte
 	if n, err := opened.receive(opened.fd, buffer[:]); n != 5 || err != nil || opened.stamper.read.Sub(opened.arrived) < 40*time.Millisecond {
 		t.Errorf("receive = %d, %v, %s after the arrival, want 5 bytes that came 60 ms ago", n, err, opened.stamper.read.Sub(opened.arrived))
@@ -42,7 +42,7 @@ func TestADetachedSocketHasStamps(t *testing.T) {
 func TestChunksAreInTheSecondInWhichTheyCame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := virtual(t, func(s stream, q asked, r *http.Request) {
-			s.role() // the head comes early, the tokens do not
+			s.role() // the role chunk comes early, the tokens come later
 			s.answer(q.MaxTokens, 1500*time.Millisecond, time.Second)
 		})
 		run, err := c.Run(t.Context(), requests(workload.Window, 1, 2200*time.Millisecond, 0, ask(3)), nil)
@@ -119,7 +119,7 @@ func TestAnIdleConnectionIsRetired(t *testing.T) {
 		if _, err := c.Run(t.Context(), requests(workload.Window, 30, 0, 2*staleAfter, ask(1)), nil); err != nil {
 			t.Fatal(err)
 		}
-		// The last connection has gone stale before each request, so each request needs another one.
+		// Each request comes when the connection of the previous one is stale, so it needs a new connection.
 		if got := conns.Load(); got < 30 {
 			t.Errorf("%d connections for 30 requests that are %s apart, want at least one for each", got, 2*staleAfter)
 		}
@@ -143,7 +143,7 @@ func TestARunGivesItsDescriptorsBack(t *testing.T) {
 		if _, err := c.Run(t.Context(), requests(workload.Window, 20, 0, time.Millisecond, ask(1)), nil); err != nil {
 			t.Fatal(err)
 		}
-		if i == 1 { // the first runs open descriptors that stay open, such as Go's own epoll
+		if i == 1 { // count after the first runs: they open descriptors that stay open, such as Go's own epoll
 			before = count()
 		}
 	}
@@ -155,7 +155,8 @@ func TestARunGivesItsDescriptorsBack(t *testing.T) {
 	}
 }
 
-// A server may refuse a long request before it has read it all. The client must not send the rest before the next request.
+// A server may refuse a long request before it has read it all. The client must not send the rest of that request in
+// front of the next one.
 func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 	url, stop := listen(t, func(conn net.Conn) {
 		head := make([]byte, 1024)
@@ -165,7 +166,7 @@ func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 		}
 		if bytes.Contains(head[:n], []byte(`"prompt":"xxxx`)) {
 			_, _ = io.WriteString(conn, plain("400 Bad", "application/json", `{"error":{"message":"too long"}}`))
-			time.Sleep(100 * time.Millisecond) // the client sends its next request while the first is unread
+			time.Sleep(100 * time.Millisecond) // the client sends its next request while the rest of the first is unread
 		} else {
 			_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
 		}
@@ -188,7 +189,7 @@ func TestAServerThatClosesUnusedConnectionsGetsFew(t *testing.T) {
 	var opened atomic.Int64
 	url, stop := listen(t, func(conn net.Conn) {
 		opened.Add(1)
-		if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // a connection without a request is closed
+		if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // the server closes a connection if no request comes within 10 ms
 			return
 		}
 		if n, err := conn.Read(make([]byte, 4096)); n > 0 && err == nil {

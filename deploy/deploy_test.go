@@ -20,8 +20,8 @@ import (
 	yamlutil "k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// decode reads the documents of a manifest like the API server with fieldValidation=Strict. An unknown field, a field that is
-// given twice, or a field name in the wrong case is an error.
+// decode reads the documents of a manifest as the API server does with fieldValidation=Strict. An unknown field, a
+// field that is given twice, or a field name in the wrong case is an error.
 func decode(text []byte) ([]runtime.Object, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(batchv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {

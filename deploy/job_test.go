@@ -149,8 +149,8 @@ func TestPodHasTimeToEndAndALivenessProbe(t *testing.T) {
 	}
 }
 
-// TestTheBinaryComesFromTheImage checks that the binary gets from the image, through the init container, to the path in the
-// pod's command.
+// TestTheBinaryComesFromTheImage checks that the binary gets from the image, through the init container, to the path in
+// the pod's command.
 func TestTheBinaryComesFromTheImage(t *testing.T) {
 	dockerfile, err := os.ReadFile("../Dockerfile")
 	must(t, err)

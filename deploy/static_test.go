@@ -50,8 +50,8 @@ func buildStatic(t *testing.T, binary, version string) {
 // staticVersion is the version of the binary that the test builds.
 const staticVersion = "v0.0.0-static-test"
 
-// The static binary runs in any container: it needs no file, and it asks nvidia-smi for the GPUs. One test has both
-// claims, because linking the binary takes a second of CPU time.
+// The static binary runs in any container: it needs no file, and it asks nvidia-smi for the GPUs. One test checks both,
+// because linking the binary takes a second of CPU time.
 func TestStaticBinary(t *testing.T) {
 	binary := filepath.Join(t.TempDir(), "tuner")
 	buildStatic(t, binary, staticVersion)

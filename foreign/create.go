@@ -36,8 +36,8 @@ func Create(path string, perm fs.FileMode, replace bool, write func(temp string)
 	return rename(name, path, perm, os.Link)
 }
 
-// rename renames a file, and fails if the new name exists. link is os.Link, which never replaces a file as os.Rename
-// does. On a file system without links, rename first makes an empty file with the new name, which a reader may see for
+// rename renames a file, and fails if the new name exists. link is os.Link, which, unlike os.Rename, never replaces a
+// file. On a file system without links, rename first makes an empty file with the new name, which a reader may see for
 // a moment.
 func rename(from, to string, perm fs.FileMode, link func(from, to string) error) error {
 	err := link(from, to)

@@ -66,8 +66,8 @@ func YAML(value any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	// The texts in quotes come from strconv.Quote. It leaves some hidden characters of up to U+FFFF, which YAML escapes
-	// as JSON does.
+	// yamlText quotes with strconv.Quote, which does not escape some hidden characters up to U+FFFF. JSON's escapes for
+	// these characters are valid in YAML too.
 	var out bytes.Buffer
 	_, err = NewJSON(&out).Write(text)
 	return out.Bytes(), err

@@ -11,9 +11,9 @@ import (
 	"unicode/utf8"
 )
 
-// A Writer passes on text without the characters that control a terminal. It leaves out control characters except the
-// line break and the tab, escape sequences, marks that change the direction of text, and characters without width.
-// Bytes that are not UTF-8 become U+FFFD. Several goroutines may use a Writer at the same time.
+// A Writer passes on text without the characters that control a terminal. It keeps line breaks and tabs. It leaves out
+// all other control characters, escape sequences, marks that change the direction of text, and characters without
+// width. Bytes that are not UTF-8 become U+FFFD. Several goroutines may use a Writer at the same time.
 type Writer struct {
 	to io.Writer
 
@@ -27,21 +27,21 @@ type Writer struct {
 // NewWriter returns a Writer that passes text on to another writer.
 func NewWriter(to io.Writer) *Writer { return &Writer{to: to} }
 
-// Unwrap returns the underlying writer, for our own escape sequences.
+// Unwrap returns the underlying writer, to which this program writes its own escape sequences.
 func (w *Writer) Unwrap() io.Writer { return w.to }
 
 // Text returns a text as a Writer passes it on.
 func Text(text string) string {
 	var w Writer
 	w.rest.decode([]byte(text), w.keep)
-	for range w.rest { // bytes of an unfinished character
+	for range w.rest { // w.rest has the bytes of an unfinished character
 		w.keep(utf8.RuneError)
 	}
 	return string(w.out)
 }
 
-// Clean returns a text as the Writer would pass it on. The caller writes it to the underlying writer, together with our
-// own escape sequences.
+// Clean returns a text as the Writer would pass it on. The caller writes that text to the underlying writer, together
+// with this program's own escape sequences.
 func (w *Writer) Clean(text string) string { return Text(text) }
 
 // Write accepts pieces of any size. A piece may end within a character or an escape sequence.
@@ -89,10 +89,10 @@ func (w *Writer) keep(r rune) {
 	after := w.return_
 	w.return_ = r == '\r'
 	switch {
-	case r == '\r', r == '\n' && !after: // without a line break, a return would let text overwrite the line
+	case r == '\r', r == '\n' && !after: // a carriage return without a line break would let text overwrite the line
 		w.state = noEscape
 		w.out = append(w.out, '\n')
-	case r == '\n': // the return before this line break has ended the line already
+	case r == '\n': // the carriage return before this line break has already ended the line
 	case r == 0x1b:
 		w.state = escapeAny
 	case r == 0x9b, w.state == escapeAny && r == '[':

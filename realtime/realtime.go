@@ -1,4 +1,5 @@
-// Package realtime marks the tests for which the race detector is too slow. make test-real-time runs these tests without it.
+// Package realtime marks the tests for which the race detector is too slow. make test-real-time runs these tests
+// without it.
 package realtime
 
 import "testing"

@@ -11,7 +11,7 @@ import (
 type Text struct {
 	strings.Builder
 	Width     int // columns; 0 means DefaultWidth
-	NameWidth int // width of the names of items; 0 means 10
+	NameWidth int // width of the column with the items' names; 0 means 10
 }
 
 // Columns returns how wide the text may be.

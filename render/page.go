@@ -6,19 +6,20 @@ import (
 	"strings"
 )
 
-// A Page shows a text that changes. On a terminal each text replaces the last one; elsewhere it follows below.
+// A Page shows a text that changes. On a terminal each text replaces the last one. Elsewhere each text is written below
+// the last one.
 type Page struct {
 	w       io.Writer
-	draws   bool   // w is a terminal; texts are shown on its second page
-	begun   bool   // the second page is shown
+	draws   bool   // w is a terminal; texts are shown on its alternate screen
+	begun   bool   // the alternate screen is shown
 	version string // version of the last text
 }
 
 // NewPage returns a page on w. The caller must call Leave or End.
 func NewPage(w io.Writer) *Page { return &Page{w: w, draws: canDraw(w)} }
 
-// Show writes a text. On a terminal it replaces the old text line by line, to avoid flicker, and leaves out lines that do
-// not fit. Elsewhere it writes the text only if its version is new.
+// Show writes a text. On a terminal it replaces the old text line by line, to avoid flicker, and leaves out lines that
+// do not fit. Elsewhere it writes the text only if its version is new.
 func (p *Page) Show(text, version string) error {
 	if !p.draws {
 		return p.add(text, version)
@@ -50,7 +51,7 @@ func (p *Page) add(text, version string) error {
 	return err
 }
 
-// Leave shows the first page of the terminal again.
+// Leave returns from the alternate screen to the terminal's normal screen.
 func (p *Page) Leave() {
 	if p.begun {
 		p.begun = false
@@ -58,7 +59,7 @@ func (p *Page) Leave() {
 	}
 }
 
-// End leaves the second page and writes a last text that stays.
+// End leaves the alternate screen and writes a last text that stays.
 func (p *Page) End(text string) error {
 	p.Leave()
 	return p.add(text, "end")

@@ -9,8 +9,8 @@ import (
 
 // Intervals at which progress is shown. Tests shorten them.
 var (
-	DrawEvery = 200 * time.Millisecond // on a terminal; nobody can read faster changes
-	LogEvery  = 10 * time.Second       // in a log, which needs only a sign of life
+	DrawEvery = 200 * time.Millisecond // interval on a terminal; nobody can read faster changes
+	LogEvery  = 10 * time.Second       // interval in a log, which needs only a sign of life
 )
 
 // A Progress shows how far a long task is. On a terminal it redraws the last line; elsewhere it writes a line every
@@ -24,7 +24,7 @@ type Progress struct {
 	mu     sync.Mutex // guards w and the fields below
 	stage  Stage
 	shown  bool      // the last line is on the screen
-	logged time.Time // time of the log's last line
+	logged time.Time // when the log's last line was written
 }
 
 // NewProgress starts to show progress on w. The caller must call End.
@@ -40,7 +40,7 @@ func NewProgress(w io.Writer) *Progress {
 // Draws reports whether the progress redraws a last line.
 func (p *Progress) Draws() bool { return p.stop != nil }
 
-// Quietly delays the first line of a log until LogEvery from now.
+// Quietly delays the first line of a log by LogEvery.
 func (p *Progress) Quietly() *Progress {
 	p.logged = time.Now()
 	return p
@@ -83,13 +83,13 @@ func (p *Progress) Show(s Stage) {
 	p.print(Wrap(line, width))
 }
 
-// ShowShare shows which share of a task is done, and when it ends if the rest goes on as the part before.
+// ShowShare shows which share of a task is done. It estimates the end of the task from the time that this share took.
 func (p *Progress) ShowShare(head string, share float64) {
 	left := time.Duration(float64(time.Since(p.began)) * (1 - share) / share)
 	p.Show(Stage{Head: head, Share: share, Until: After(left)})
 }
 
-// Print writes lines above the last line. They stay.
+// Print writes lines above the last line. These lines stay.
 func (p *Progress) Print(lines []string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -104,7 +104,7 @@ func (p *Progress) print(lines []string) {
 	}
 }
 
-// Line prints one line. On a terminal that is too narrow it is broken, and the lines after the first are indented.
+// Line prints one line. On a terminal that is too narrow, Line breaks it and indents the lines after the first.
 func (p *Progress) Line(margin int, format string, args ...any) {
 	lines := Wrap(fmt.Sprintf(format, args...), LineColumns(p.w)-margin)
 	for i := range lines {
@@ -140,7 +140,7 @@ type Stage struct {
 	Share float64   // share that is done, from 0 to 1
 	Until time.Time // estimated end; zero if not known
 	Step  string    // the current step
-	Plain string    // replaces Head and Step in a log, if set
+	Plain string    // if set, replaces Head and Step in a log
 }
 
 const barWidth = 8 // columns
@@ -169,7 +169,8 @@ func (s Stage) tail() string {
 	return ""
 }
 
-// line writes the stage in at most width columns. It drops the bar first, then the remaining time, and then clips.
+// line writes the stage in at most width columns. If the stage is too wide, line drops the bar first, then the
+// remaining time, and then clips the rest.
 func (s Stage) line(width int) string {
 	short := s.Head + s.tail()
 	for _, line := range []string{bar(s.Share, barWidth) + " " + s.Text(), s.Text(), short} {
@@ -180,7 +181,8 @@ func (s Stage) line(width int) string {
 	return Clip(short, width)
 }
 
-// After returns the time at which a task ends that needs left more; the zero time if left is not known.
+// After returns when a task ends that still needs the duration left. It returns the zero time if left is 0, which means
+// not known.
 func After(left time.Duration) time.Time {
 	if left <= 0 {
 		return time.Time{}

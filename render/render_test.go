@@ -24,7 +24,7 @@ func TestFigures(t *testing.T) {
 	}
 }
 
-// A wide character takes two columns of a terminal, and a combining one none.
+// A wide character takes two columns of a terminal, and a combining character takes none.
 func TestClipCountsColumns(t *testing.T) {
 	for _, c := range []struct {
 		text string

@@ -25,7 +25,7 @@ func ShortNames(names []string) map[string]string {
 	return short
 }
 
-// Legend explains short names, several to a line of at most width columns.
+// Legend explains short names in lines of at most width columns, with as many names in a line as fit.
 func Legend(short map[string]string, width int) string {
 	var t Text
 	line := ""

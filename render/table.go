@@ -6,8 +6,8 @@ import "strings"
 type Column struct {
 	Head  string
 	Right bool // align the cells on the right
-	Min   int  // width to which cells may be clipped; 0 means that they are never clipped
-	Rank  int  // a table that is too wide drops columns by rank, the highest first; 0 means never
+	Min   int  // smallest width to which cells may be clipped; 0 means that they are never clipped
+	Rank  int  // a table that is too wide drops the column with the highest rank first; 0 means that the column is never dropped
 }
 
 // A Table fits its cells into the width of a terminal.
@@ -15,22 +15,22 @@ type Table struct {
 	Columns []Column
 	Rows    [][]string
 
-	// Folds breaks heads that are longer than their cells, and has columns that do not fit follow in a block below.
-	// Each block repeats the first column. Other tables clip and drop columns.
+	// Folds makes a table break heads that are longer than their cells. Columns that do not fit follow in another block
+	// below, which repeats the first column. A table without Folds clips cells and drops columns instead.
 	Folds bool
 }
 
 // Add adds a column with a cell for each row.
 func (t *Table) Add(c Column, cells []string) {
 	t.Columns = append(t.Columns, c)
-	t.Rows = append(t.Rows, make([][]string, len(cells)-len(t.Rows))...) // the first column makes the rows
+	t.Rows = append(t.Rows, make([][]string, len(cells)-len(t.Rows))...) // only the first column adds rows
 	for i, cell := range cells {
 		t.Rows[i] = append(t.Rows[i], cell)
 	}
 }
 
-// Lines returns the lines of heads and one line for each row. They are wider than width only if no more columns may be
-// clipped, dropped or moved into another block.
+// Lines returns the lines of the heads and one line for each row. These lines are wider than width only if no more
+// columns may be clipped, dropped or moved into another block.
 func (t Table) Lines(width int) (lines []string) {
 	shown := make([]int, len(t.Columns)) // width of each column; 0 means dropped
 	for i, c := range t.Columns {
@@ -61,7 +61,7 @@ func (t Table) Lines(width int) (lines []string) {
 	return lines
 }
 
-// shrink reduces the widths of columns that may be clipped, the last column first.
+// shrink reduces the widths of columns that may be clipped. It begins with the last column.
 func (t Table) shrink(shown []int, width int) {
 	for i := len(shown) - 1; i >= 0; i-- {
 		if floor := t.Columns[i].Min; floor > 0 {
@@ -70,7 +70,7 @@ func (t Table) shrink(shown []int, width int) {
 	}
 }
 
-// drop drops columns by their rank until the line fits.
+// drop drops columns until the line fits. It begins with the highest rank.
 func (t Table) drop(shown []int, width int) {
 	for t.sum(shown) > width {
 		last := -1
@@ -95,7 +95,7 @@ func (t Table) block(shown []int) (lines []string) {
 			tallest = max(tallest, len(heads[i]))
 		}
 	}
-	for n := tallest; n > 0; n-- { // the last lines of all heads are side by side
+	for n := tallest; n > 0; n-- { // heads of different heights are aligned at the bottom
 		cells := make([]string, len(shown))
 		for i, head := range heads {
 			if n <= len(head) {
@@ -144,7 +144,8 @@ func (t Table) headPieces(c Column) []string {
 	return strings.FieldsFunc(breakable.Replace(c.Head), func(r rune) bool { return r == 0 })
 }
 
-// gap returns the number of blanks between columns. A table that folds has many narrow columns.
+// gap returns the number of blanks between columns. It is smaller for a table that folds, which has many narrow
+// columns.
 func (t Table) gap() int {
 	if t.Folds {
 		return 1

@@ -22,7 +22,8 @@ type Filter interface {
 	Clean(text string) string
 }
 
-// Columns returns how wide a text for w may be: the width of its terminal, else COLUMNS, else DefaultWidth.
+// Columns returns how wide a text for w may be. This is the width of w's terminal. Without a terminal it is COLUMNS,
+// and without COLUMNS it is DefaultWidth.
 func Columns(w io.Writer) int {
 	if width, _, ok := terminalSize(w); ok {
 		return width
@@ -41,7 +42,7 @@ func LineColumns(w io.Writer) int {
 	return math.MaxInt
 }
 
-// unfiltered returns the writer behind a Filter, which accepts our own control sequences.
+// unfiltered returns the writer behind a Filter. That writer accepts this package's own control sequences.
 func unfiltered(w io.Writer) io.Writer {
 	if filter, ok := w.(Filter); ok {
 		return filter.Unwrap()
@@ -49,7 +50,7 @@ func unfiltered(w io.Writer) io.Writer {
 	return w
 }
 
-// clean filters a text that is written around the Filter.
+// clean filters a text that is then written to the writer behind the Filter.
 func clean(w io.Writer, text string) string {
 	if filter, ok := w.(Filter); ok {
 		return filter.Clean(text)
@@ -78,8 +79,8 @@ const (
 	eraseLine = "\x1b[K" // from the cursor to the end of the line
 	eraseDown = "\x1b[J" // from the cursor to the end of the screen
 	goHome    = "\x1b[H"
-	otherPage = "\x1b[?1049h" // to the terminal's second page
-	firstPage = "\x1b[?1049l" // back to the first page, which is unchanged
+	otherPage = "\x1b[?1049h" // to the alternate screen
+	firstPage = "\x1b[?1049l" // back to the normal screen, which is unchanged
 )
 
 // EraseLine erases the current line of the terminal behind w.
@@ -89,7 +90,8 @@ func EraseLine(w io.Writer) {
 	}
 }
 
-// Lines writes lines of text. On a terminal it breaks long lines between words, except indented lines, which quote a file.
+// Lines writes lines of text. On a terminal it breaks long lines between words. It never breaks indented lines, because
+// they quote a file.
 func Lines(w io.Writer, text string) {
 	width := LineColumns(w)
 	for line := range strings.SplitSeq(text, "\n") {

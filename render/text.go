@@ -9,10 +9,11 @@ import (
 	"github.com/rivo/uniseg"
 )
 
-// Width returns the number of columns that a text takes on a terminal. A wide character takes two, a combining one none.
+// Width returns the number of columns that a text takes on a terminal. A wide character takes two columns, a combining
+// character none.
 func Width(text string) int { return uniseg.StringWidth(text) }
 
-// Clip shortens a text to its first line, of at most n columns.
+// Clip shortens a text to its first line, and this line to at most n columns.
 func Clip(text string, n int) string {
 	text, _, _ = strings.Cut(text, "\n")
 	if Width(text) <= n {
@@ -29,7 +30,7 @@ func Clip(text string, n int) string {
 	return out.String() + "…"
 }
 
-// pad fills a text up to n columns with spaces: before the text if right is set, else behind it.
+// pad fills a text with spaces up to n columns. The spaces come before the text if right is set, and after it if not.
 func pad(text string, n int, right bool) string {
 	fill := blank(max(0, n-Width(text)))
 	if right {
@@ -79,7 +80,8 @@ func Paragraph(text, margin string, width int) string {
 
 func blank(n int) string { return strings.Repeat(" ", n) }
 
-// Break is Wrap, but it also breaks words that are longer than a line: after a slash if there is one.
+// Break is like Wrap, but also breaks words that are longer than a line. It breaks a word after a slash if there is
+// one.
 func Break(text string, n int) []string {
 	words := strings.Fields(text)
 	for i := 0; i < len(words); i++ {

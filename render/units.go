@@ -47,7 +47,7 @@ func Share(f float64) string {
 	return fmt.Sprintf("%.0f %%", 100*f)
 }
 
-// Signed writes a whole number with its sign. Zero has none.
+// Signed writes a whole number with its sign, and zero without a sign.
 func Signed(f float64) string {
 	if text := fmt.Sprintf("%+.0f", f); text != "+0" && text != "-0" {
 		return text
@@ -98,7 +98,7 @@ func Digits(f float64, n int) string {
 	return fmt.Sprintf("%.*g", n, f)
 }
 
-// Milliseconds writes a latency in milliseconds: with one decimal below 100, else with none.
+// Milliseconds writes a latency in milliseconds. It writes one decimal for values below 100, and no decimal for others.
 func Milliseconds(ms float64) string {
 	if ms < 100 {
 		return fmt.Sprintf("%.1f", ms)
@@ -123,7 +123,7 @@ func Bytes(n int64) string {
 // InMilliseconds returns a duration as a number of milliseconds.
 func InMilliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// Thousands writes a whole number that is not negative with a comma between thousands, such as "12,345".
+// Thousands writes a whole number with a comma between thousands, such as "12,345". The number must not be negative.
 func Thousands(n float64) string {
 	text := strconv.FormatFloat(n, 'f', 0, 64)
 	for i := len(text) - 3; i > 0; i -= 3 {

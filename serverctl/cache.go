@@ -11,15 +11,16 @@ import (
 
 const (
 	drainEvery = 100 * time.Millisecond
-	// resetAttempts is more than one because a reset fails until all blocks are free (vllm/v1/core/block_pool.py), and
-	// they are freed a moment after the last answer was sent.
+	// resetAttempts is more than one because a reset fails until all blocks are free (vllm/v1/core/block_pool.py). The
+	// server frees the last blocks a moment after it sent the last answer.
 	resetAttempts = 10
-	// resetLogWait is how long to wait for the log line that is 0.14.1's only report of a reset.
+	// resetLogWait is how long to wait for the log line about a reset. In vLLM 0.14.1 only this line says whether the
+	// reset succeeded.
 	resetLogWait = time.Second
 )
 
-// Drain waits, at most two minutes, until no request runs or waits, and returns how long that took. After two minutes
-// the server counts as hanging: Drain returns an *ExitError.
+// Drain waits until no request runs or waits, and returns how long that took. It waits at most two minutes. After that
+// the server counts as hanging, and Drain returns an *ExitError.
 func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
 	begin := time.Now()
 	for {
@@ -103,7 +104,7 @@ func (s *Server) resetOnce(ctx context.Context) error {
 		}
 		return errNotFreed
 	}
-	// 0.14.1 answers 200 with no body in either case; the engine's log says which.
+	// 0.14.1 answers 200 with no body, whether the reset succeeded or not. Only the engine's log says which.
 	for end := time.Now().Add(resetLogWait); time.Now().Before(end); {
 		switch now := s.log.now(); {
 		case now.resetsLost > before.resetsLost:
@@ -118,8 +119,8 @@ func (s *Server) resetOnce(ctx context.Context) error {
 	return s.resetUnseen(ctx)
 }
 
-// resetUnseen judges a reset that the log does not mention, for example with VLLM_LOGGING_LEVEL=WARNING. A reset
-// fails only while blocks are in use.
+// resetUnseen decides whether a reset succeeded when the log does not say so, for example with
+// VLLM_LOGGING_LEVEL=WARNING. A reset fails only while blocks are in use.
 func (s *Server) resetUnseen(ctx context.Context) error {
 	counters, err := s.Counters(ctx)
 	if err != nil {

@@ -8,11 +8,11 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// maxGraphSeqs is the largest CUDA graph, in sequences: the largest size is min(2 × max-num-seqs × (1 + speculative
-// tokens), 512) (vllm/config/vllm.py, 0.14.1).
+// maxGraphSeqs limits the size of the largest CUDA graph, in sequences. That size is min(2 × max-num-seqs × (1 +
+// speculative tokens), 512) (vllm/config/vllm.py, 0.14.1).
 const maxGraphSeqs = 512
 
-// neverCompiled lists the flags that never change compiled code: the compile cache hits whatever their values are
+// neverCompiled lists the flags that never change compiled code. Whatever values they have, the compile cache hits
 // (compute_hash in vllm/config/*.py of 0.14.1 and 0.33.0).
 var neverCompiled = []string{
 	"gpu-memory-utilization", "enable-prefix-caching", "no-enable-prefix-caching", "load-format", "seed", "host", "port",
@@ -20,9 +20,9 @@ var neverCompiled = []string{
 	"enable-server-load-tracking", "chat-template", "uvicorn-log-level",
 }
 
-// CompileKey returns a text that is equal for two servers of one vLLM version and model if, by their flags, they can
-// share compiled graphs. A server whose key was seen before loads its graphs from the cache. version is the server's,
-// such as 0.14.1. From 0.15 on, and for unknown versions, the key always includes max-num-seqs.
+// CompileKey returns a key for a server's compiled graphs. Servers of one vLLM version and model share compiled graphs
+// if their flags give the same key. A server whose key was seen before loads its graphs from the cache. version is the
+// server's, such as 0.14.1. From 0.15 on, and for unknown versions, the key always includes max-num-seqs.
 func CompileKey(version string, args []string) string {
 	flags, err := space.Flags(args)
 	if err != nil {
@@ -44,7 +44,7 @@ func CompileKey(version string, args []string) string {
 	return strings.Join(parts, "; ")
 }
 
-// graphSeqs is the largest graph for a max-num-seqs, without speculation.
+// graphSeqs returns the size of the largest graph for a max-num-seqs, without speculation.
 func graphSeqs(flag space.Flag) int {
 	n, err := strconv.Atoi(strings.Join(flag.Values, " "))
 	if err != nil {

@@ -28,32 +28,32 @@ type Config struct {
 	Env     map[string]string // added to the tuner's own environment
 
 	Port         int           // 0 means any free port; if the port is taken, another is used
-	StartTimeout time.Duration // from exec to the first token; 0 means 20 minutes
-	StopTimeout  time.Duration // from SIGTERM to SIGKILL; 0 means 30 seconds
+	StartTimeout time.Duration // limit from exec to the first token; 0 means 20 minutes
+	StopTimeout  time.Duration // time from SIGTERM to SIGKILL; 0 means 30 seconds
 	HangTimeout  time.Duration // how long requests may run without a token; 0 means 60 seconds
 
-	GPU              gpu.Source    // tells the GPUs' memory and activity; nil means no GPU to query
-	GPUMemoryTimeout time.Duration // from the end of the last process until the memory is free again; 0 means 60 seconds
+	GPU              gpu.Source    // reports the GPUs' memory and activity; nil means that no GPU is queried
+	GPUMemoryTimeout time.Duration // limit from the end of the last process until the GPUs' memory is free again; 0 means 60 seconds
 
-	Secrets  []string                // values to hide in the log, in addition to those with telling names
+	Secrets  []string                // values to hide in the log, besides those whose names show that they are secret
 	APIKey   string                  // sent with every request, and given to the server as VLLM_API_KEY; never logged
 	Log      io.Writer               // gets the full log without secrets; nil discards it
-	OnRecord func(proc.Record) error // called when the process has started, before it is used; may be nil
+	OnRecord func(proc.Record) error // called when the server's process has started, before any request; may be nil
 	Progress func(phase string)      // called with each new phase; nil means silent
 
 	limits  limits      // zero means defaultLimits; tests use shorter ones
 	machine host.Reader // counts processes that the kernel killed for lack of memory
 }
 
-// limits bound waits that users need not set.
+// limits are waits and counts that users need not set.
 type limits struct {
-	readyEvery     time.Duration // between two checks of a starting server
-	healthEvery    time.Duration // between two checks of a ready server
-	sampleEvery    time.Duration // between two readings of its counters
-	healthTimeout  time.Duration // of one check; a busy API server answers late
-	healthFailures int           // in a row until the server counts as hanging
-	drain          time.Duration // until a server without load must be idle
-	resetPause     time.Duration // between two attempts to reset the prefix cache
+	readyEvery     time.Duration // pause between two checks of a starting server
+	healthEvery    time.Duration // pause between two checks of a ready server
+	sampleEvery    time.Duration // pause between two readings of the server's counters
+	healthTimeout  time.Duration // time limit of one check; a busy API server answers late
+	healthFailures int           // failed checks in a row until the server counts as hanging
+	drain          time.Duration // time in which a server without load must become idle
+	resetPause     time.Duration // pause between two attempts to reset the prefix cache
 }
 
 var defaultLimits = limits{
@@ -66,7 +66,7 @@ var defaultLimits = limits{
 	resetPause:     300 * time.Millisecond,
 }
 
-// withDefaults returns the config with its zero values filled in, or what is wrong with it.
+// withDefaults returns the config with defaults in place of zero values, or an error that says what is wrong with it.
 func (c Config) withDefaults() (Config, error) {
 	if len(c.Command) == 0 || c.Command[0] == "" {
 		return c, errors.New("server.command is empty; give the command that starts the server, such as [vllm, serve]")
@@ -93,14 +93,14 @@ func (c Config) progress(format string, args ...any) {
 	}
 }
 
-// argv is the whole command line.
+// argv returns the whole command line.
 func (c Config) argv(program string, port int) []string {
 	return slices.Concat([]string{program}, c.Command[1:], []string{c.Model}, c.Args,
 		[]string{"--host", "127.0.0.1", "--port", strconv.Itoa(port)})
 }
 
 // environ returns the server's environment. Later sources override earlier ones: useful defaults, the tuner's own
-// environment, what we need, the user's settings.
+// environment, the variables that the tuner needs, the user's settings.
 func (c Config) environ() []string {
 	env := map[string]string{
 		"NO_COLOR":                    "1",
@@ -129,10 +129,11 @@ func (c Config) environ() []string {
 var (
 	secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?([_-]|$)`)
 
-	// oftenSecret matches names that often hold a secret, but not always: SSH_AUTH_SOCK, or AUTH=off.
+	// oftenSecret matches names that often hold a secret. The exceptions are names such as SSH_AUTH_SOCK, and values
+	// such as AUTH=off.
 	oftenSecret = regexp.MustCompile(`(?i)(PASS|PASSPHRASE|_PWD|COOKIES?)$|(^|[_-])(PASSPHRASE|AUTH|AUTHORIZATION|COOKIES?)([_-]|$)`)
 
-	// harmless matches switches and numbers, which are not secret whatever their name.
+	// harmless matches switches and numbers. They are not secret, whatever their name is.
 	harmless = regexp.MustCompile(`^(?i:[0-9.]*|true|false|on|off|yes|no)$`)
 )
 
@@ -157,9 +158,10 @@ func (s secrets) hide(text string) string {
 	return s.replacer.Replace(text)
 }
 
-// newSecrets replaces the longest secret first: one secret may begin like another.
+// newSecrets returns a secrets that hides values. It replaces the longest value first, because one secret may be the
+// beginning of another.
 func newSecrets(values []string) secrets {
-	const minLength = 6 // a shorter value is no secret, and occurs in too many harmless words
+	const minLength = 6 // shorter values are not secret, and occur in too many harmless words
 	values = slices.DeleteFunc(slices.Clone(values), func(v string) bool { return len(v) < minLength })
 	if len(values) == 0 {
 		return secrets{}
@@ -172,7 +174,7 @@ func newSecrets(values []string) secrets {
 	return secrets{strings.NewReplacer(pairs...), min(len(values[0]), maxLine)}
 }
 
-// secrets collects what the server could print but nobody may read: vLLM logs its arguments, including keys.
+// secrets collects the values that the server could print but nobody may read. vLLM logs its arguments, including keys.
 func (c Config) secrets(environ []string) secrets {
 	values := append([]string{c.APIKey}, c.Secrets...)
 	for _, variable := range environ {
@@ -198,8 +200,8 @@ func (c Config) secrets(environ []string) secrets {
 	return newSecrets(values)
 }
 
-// Check reports why no server could be started with the config, as far as that is known without a start: a missing
-// program, or an address among the args.
+// Check returns an error if no server can be started with the config. It finds only what shows without a start, such as
+// a missing program or an address among the args.
 func (c Config) Check() error {
 	c, err := c.withDefaults()
 	if err != nil {

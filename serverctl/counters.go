@@ -68,7 +68,7 @@ func parseCounters(text string) (Counters, error) {
 // acceptedAt has one sample per engine and position, with the label position="0" (vllm/v1/spec_decode/metrics.py).
 const acceptedAt = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
-// acceptAt adds one sample of acceptedAt.
+// acceptAt adds one sample of acceptedAt to the counter of its position.
 func (c *Counters) acceptAt(s exposition.Sample) error {
 	position, err := strconv.ParseUint(s.Labels["position"], 10, 8) // nobody drafts 256 tokens
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 )
 
-// whose says whose fault a death is.
+// whose returns who caused a death: the user, the point or nobody.
 func whose(e *ExitError) string {
 	switch {
 	case e.Fatal():
@@ -20,7 +20,7 @@ func whose(e *ExitError) string {
 	return "nobody"
 }
 
-// explain passes the log of a case to a logbook, and returns the death that it finds.
+// explain passes the log of a case to a logbook, and returns the death that the logbook finds.
 func explain(when, exit, log string) *ExitError {
 	l := &logbook{logState: logState{loaded: when == "load"}}
 	l.Write([]byte(log))
@@ -35,7 +35,8 @@ func explain(when, exit, log string) *ExitError {
 	return l.death(ending{code: code, words: "exit status " + exit})
 }
 
-// The logs in testdata name the class and the cause of each death, and whose fault it is. deaths.txtar says how to read them.
+// Each log in testdata must give the class and cause of the death, and who caused it. deaths.txtar says how to read the
+// files.
 func TestDeathsAreRecognised(t *testing.T) {
 	for _, file := range []string{"testdata/deaths.txtar", "testdata/heldout.txtar", "testdata/composed.txtar", "testdata/lines.txtar"} {
 		archive, err := txtar.ParseFile(file)

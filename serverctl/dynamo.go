@@ -9,12 +9,13 @@ import (
 // own runtime, without vLLM's HTTP server.
 const dynamoModule = "dynamo.vllm"
 
-// vllmModule is the entry point of vLLM's command line in the same interpreter (vllm/entrypoints/cli/main.py).
+// vllmModule is the module of vLLM's command line (vllm/entrypoints/cli/main.py). The worker's Python interpreter runs
+// it.
 const vllmModule = "vllm.entrypoints.cli.main"
 
-// dynamoFlags lists Dynamo's own flags, and whether a value follows:
-// components/src/dynamo/vllm/{args,backend_args}.py and
-// components/src/dynamo/common/configuration/groups/runtime_args.py, of 0.9 and later. All other flags are vLLM's.
+// dynamoFlags lists Dynamo's own flags, and whether a value follows each flag. All other flags are vLLM's. The list
+// comes from components/src/dynamo/vllm/{args,backend_args}.py and
+// components/src/dynamo/common/configuration/groups/runtime_args.py, of 0.9 and later.
 var dynamoFlags = map[string]bool{
 	"--namespace": true, "--endpoint": true, "--kv-state-endpoint": true, "--discovery-backend": true, "--store-kv": true,
 	"--request-plane": true, "--response-plane": true, "--event-plane": true, "--connector": true, "--migration-limit": true,
@@ -33,10 +34,10 @@ var dynamoFlags = map[string]bool{
 
 // A Worker is the parsed command of a Dynamo worker.
 type Worker struct {
-	Command []string // serves the same model with the same image over HTTP
+	Command []string // command that serves the same model over HTTP with the same image
 	Model   string   // from --model; empty when it is not given
 	Args    []string // the flags of vLLM
-	Dynamo  []string // the flags of Dynamo as given; put back when the winner is applied
+	Dynamo  []string // the flags of Dynamo as given; they are added again when the winner is applied
 }
 
 // DynamoWorker parses a command, and reports whether it is a Dynamo worker's.

@@ -18,7 +18,7 @@ import (
 	"vllmtuner/serverctl/proc"
 )
 
-// roleVariable makes the test binary play a vLLM instead of running the tests.
+// roleVariable is an environment variable that makes the test binary act as vLLM instead of running the tests.
 const roleVariable = "SERVERCTL_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -32,10 +32,10 @@ func TestMain(m *testing.M) {
 // noExitPause keeps the race detector from sleeping for a second at the end of a child.
 const noExitPause = "atexit_sleep_ms=0"
 
-// lifetime is when every fake ends by itself, so that a failing test leaves nothing behind for long.
+// lifetime is how long a fake lives at most, so that a failing test leaves nothing behind for long.
 const lifetime = time.Minute
 
-// play acts as vLLM as far as this package can tell: a child process with its log lines, endpoints and ways to die.
+// play imitates all that this package sees of vLLM: a child process with its log lines, endpoints and ways to die.
 func play(role string) int {
 	role, arg, _ := strings.Cut(role, " ")
 	switch role {
@@ -72,7 +72,7 @@ func play(role string) int {
 	return f.serve()
 }
 
-// A fake is the ready server.
+// A fake acts as a vLLM server that is ready.
 type fake struct {
 	role, arg string
 	stop      chan int
@@ -114,7 +114,7 @@ func (f *fake) serve() int {
 	}
 }
 
-// retried reports whether this is at least the second start; a file keeps the count.
+// retried reports whether the server has been started before. The first start leaves a file, f.arg, as a mark.
 func (f *fake) retried() bool {
 	_, err := os.Stat(f.arg)
 	return err == nil || os.WriteFile(f.arg, nil, 0o600) != nil
@@ -155,7 +155,8 @@ func (f *fake) handler() http.Handler {
 	return mux
 }
 
-// completion answers requests. A faulty fake dies at the second one, which comes from a test.
+// completion answers requests. The start sends the first one. A faulty fake fails at the second one, which a test
+// sends; the role dead-at-first fails at once.
 func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Model  string `json:"model"`
@@ -185,7 +186,7 @@ func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 		text, _ := os.ReadFile(f.arg)
 		os.Stdout.Write(text)
 		f.stop <- 0
-	case "asked": // by somebody else; it waits for its clients, like 0.14.1
+	case "asked": // another process asked for the end; the server waits for its clients, like 0.14.1
 		fmt.Println("(APIServer pid=1) INFO 11-20 19:50:00 [launcher.py:110] Shutting down FastAPI HTTP server.")
 	case "dead-engine":
 		fmt.Println("(APIServer pid=1) ERROR 11-20 19:50:00 [async_llm.py:500] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
@@ -202,9 +203,10 @@ func (f *fake) metrics(w http.ResponseWriter, _ *http.Request) {
 		"vllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",engine=\"0\",num_gpu_blocks=\"131072\"} 1.0\n", running, usage)
 }
 
-// reset acts by its role. The roles reset-… fail twice and then succeed, like blocks that are freed a moment late.
+// reset answers a reset of the prefix cache. In the roles reset-… two resets fail and the next one succeeds, like
+// blocks that are freed a moment late.
 func (f *fake) reset(w http.ResponseWriter, _ *http.Request) {
-	n := f.requests.Add(1) // the first was the completion of the start
+	n := f.requests.Add(1) // request 1 was the completion that the start sends
 	lost := n <= 3 || f.arg == "never"
 	switch f.role {
 	case "reset-new":

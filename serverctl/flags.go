@@ -25,7 +25,7 @@ const (
 )
 
 // Flags maps each flag that a server accepts, as written (--max-num-seqs, --no-enable-prefix-caching, -tp), to its
-// allowed values. nil means that it takes any value, or none.
+// allowed values. nil means that the flag takes any value, or no value.
 type Flags map[string][]string
 
 // Help runs the server's --help=all and returns the flags that it accepts. It needs no GPU. env is added to our own
@@ -64,7 +64,7 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 	return flags, nil
 }
 
-// capped keeps the first bytes that are written.
+// capped is a writer that keeps only the first bytes.
 type capped struct {
 	buf   bytes.Buffer
 	limit int
@@ -75,7 +75,7 @@ func (c *capped) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// lastSaid returns the last lines of a failed help.
+// lastSaid returns the last lines that a failed help command printed.
 func lastSaid(text string) string {
 	if text = strings.TrimSpace(text); text == "" {
 		return "it printed nothing"
@@ -90,10 +90,11 @@ var (
 	optionLine = regexp.MustCompile(`^  (--?[A-Za-z].*)$`)
 	// A description begins two spaces after a short option, or on the next line.
 	description = regexp.MustCompile(` {2,}.*`)
-	// Each name of an option, with or without a value: "--seed SEED, -s SEED" up to Python 3.12, "-s, --seed SEED" from
-	// 3.13 on. Choices such as {a,-b} have no space before the dash.
+	// optionName matches each name of an option, with or without a value: "--seed SEED, -s SEED" up to Python 3.12,
+	// "-s, --seed SEED" from 3.13 on. It does not match choices such as {a,-b}, because their comma has no space after
+	// it.
 	optionName = regexp.MustCompile(`(?:^|, )(--?[A-Za-z][\w-]*)`)
-	// The values of an option with choices: --kv-cache-dtype {auto,fp8,fp8_e4m3}.
+	// choices matches the values of an option with choices: --kv-cache-dtype {auto,fp8,fp8_e4m3}.
 	choices = regexp.MustCompile(`\{([^{}]*)\}`)
 )
 
@@ -123,8 +124,8 @@ func (f Flags) has(name string) bool {
 	return ok || strings.HasPrefix(name, "-O") && name != "-O" && f.has("--optimization-level")
 }
 
-// full returns the flag that a name means: the flag itself, or the only one with this prefix, as argparse does. The
-// error says what is wrong with the name.
+// full returns the flag that a name means: the flag of this name, or the only flag that begins with it, as in argparse.
+// The error says what is wrong with the name.
 func (f Flags) full(name string) (string, error) {
 	if f.has(name) {
 		return name, nil
@@ -149,11 +150,11 @@ func (f Flags) full(name string) (string, error) {
 	return "", fmt.Errorf("this server has no flag %s; its --help=all lists its flags", name)
 }
 
-// CheckFlags returns an error that names every flag in args that the server does not accept. Each comes with the nearest
-// accepted flag. The error also names every value that a flag does not allow.
+// CheckFlags returns an error that names every flag in args that the server does not accept, with the nearest accepted
+// flag. The error also names every value that a flag does not allow.
 func CheckFlags(accepted Flags, args []string) error {
 	var errs []error
-	wrong := map[string]bool{} // already reported: a searched flag stands in args once for each of its values
+	wrong := map[string]bool{} // errors already reported: a searched flag stands in args once for each of its values
 	say := func(err error) {
 		if !wrong[err.Error()] {
 			wrong[err.Error()] = true
@@ -187,7 +188,8 @@ func CheckFlags(accepted Flags, args []string) error {
 	return errors.Join(errs...)
 }
 
-// removed lists flags of vLLM 0.14.1 that 0.33.0 refuses, with what replaces them (vllm/engine/arg_utils.py of both).
+// removed lists flags of vLLM 0.14.1 that 0.33.0 refuses, and says what to do instead (vllm/engine/arg_utils.py of
+// both).
 var removed = map[string]string{
 	"--swap-space":                "V1 never swapped; remove it",
 	"--disable-log-requests":      "requests are not logged unless --enable-log-requests is given; remove it",

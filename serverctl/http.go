@@ -12,17 +12,18 @@ import (
 )
 
 const (
-	callTimeout = 30 * time.Second // of all requests but /health; a first token may need a compilation
-	maxAnswer   = 32 << 20         // bytes; /metrics of 16 engines has about 1 MB
+	callTimeout = 30 * time.Second // for all requests except /health; the first token may need a compilation
+	maxAnswer   = 32 << 20         // bytes; /metrics of a server with 16 engines has about 1 MB
 )
 
-// An answer is an HTTP response read to its end.
+// An answer is an HTTP response whose body was read to the end.
 type answer struct {
 	status int
 	body   []byte
 }
 
-// call sends one request and reads the answer within limit. A body that is not nil is sent as JSON.
+// call sends one request and reads the answer; limit is the time limit for both. A body that is not nil is sent as
+// JSON.
 func (s *Server) call(ctx context.Context, method, path string, body any, limit time.Duration) (answer, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -54,8 +55,8 @@ func (s *Server) call(ctx context.Context, method, path string, body any, limit 
 	return answer{resp.StatusCode, b}, nil
 }
 
-// ask sends a request to a starting server, and decodes the JSON answer into v. It returns what to wait for, empty
-// when v was decoded, or an error that waiting does not cure.
+// ask sends a request to a starting server, and decodes the JSON answer into v. If the server cannot answer yet,
+// waiting says what to wait for; it is empty when v was decoded. err is an error that waiting does not cure.
 func (s *Server) ask(ctx context.Context, method, path string, body, v any) (waiting string, err error) {
 	a, err := s.call(ctx, method, path, body, callTimeout)
 	switch {
@@ -74,7 +75,7 @@ func (s *Server) ask(ctx context.Context, method, path string, body, v any) (wai
 	return "", nil
 }
 
-// failed returns an error for an answer other than 200.
+// failed returns an error if the status is not 200.
 func (a answer) failed(what string) error {
 	if a.status == http.StatusOK {
 		return nil

@@ -38,7 +38,7 @@ func TestAnIdleServerThatAnswersLives(t *testing.T) {
 	select {
 	case <-s.Exited():
 		t.Errorf("Err() = %v of a server that is well", s.Err())
-	case <-time.After(time.Second): // ten times its timeout
+	case <-time.After(time.Second): // ten times HangTimeout
 	}
 }
 
@@ -47,7 +47,7 @@ func TestStillness(t *testing.T) {
 	busy, served := Counters{Running: 2}, Counters{Running: 2, GenerationTokens: 5}
 	for _, row := range []struct {
 		name  string
-		looks []Counters // one per second
+		looks []Counters // one reading per second
 		hangs bool
 	}{
 		{"an idle server may be still", make([]Counters, 9), false},
@@ -95,7 +95,7 @@ func TestASeriesCountsFromItsBeginning(t *testing.T) {
 	}
 }
 
-// rows returns the number of rows of the current series.
+// rows returns the number of rows of the current series; 0 if there is no series.
 func (r *recorder) rows() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -136,7 +136,7 @@ func TestWhatTheFlagsCameToIsReadFromALogLine(t *testing.T) {
 	}
 }
 
-// A scriptedGPU gives one memory level per query, and the last one for ever.
+// A scriptedGPU reports one of its memory levels per query, and repeats the last level for ever.
 type scriptedGPU struct {
 	mu     sync.Mutex
 	levels []float64
@@ -213,7 +213,7 @@ func TestAHeldPortIsTheServersAlone(t *testing.T) {
 	other.release()
 }
 
-// A neighbour may use the same port on another loopback address; that is no reason to discard a server.
+// Another process may use the same port on another loopback address. The server must still start on this port.
 func TestANeighbourOnAnotherAddressDoesNoHarm(t *testing.T) {
 	t.Parallel()
 	neighbour, err := net.Listen("tcp", "127.0.0.2:0")
@@ -228,11 +228,12 @@ func TestANeighbourOnAnotherAddressDoesNoHarm(t *testing.T) {
 	}
 }
 
-// A pairOfGPUs reports the level of both GPUs. After the first query another process uses the second one.
+// A pairOfGPUs reports 10 MiB in use on both GPUs at the first query. From the second query on, the second GPU reports
+// the value of later instead, as if another process used it.
 type pairOfGPUs struct {
 	mu    sync.Mutex
 	asked int
-	later *float64 // of the second GPU
+	later *float64 // MiB in use on the second GPU from the second query on
 }
 
 func (g *pairOfGPUs) Query(context.Context) (gpu.Reading, error) {
@@ -251,7 +252,7 @@ func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
 		name  string
 		args  string
 		later *float64
-		want  string // part of the error; empty means none
+		want  string // text in the error; empty means no error
 	}{
 		{"a neighbour fills a GPU that the server does not use", "--tensor-parallel-size 1", new(float64(90000)), ""},
 		{"one of the server's two GPUs stays full", "--tensor-parallel-size 2", new(float64(90000)), "GPU 1 has 90000 MiB in use"},
@@ -269,7 +270,8 @@ func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
 	}
 }
 
-// An engine that dies at the first token leaves an API server that says so: this is not a slow start.
+// When the engine dies at the first token, the API server lives on and reports the death. So Start must fail at once,
+// and not wait as for a slow start.
 func TestAnEngineThatDiesOfTheFirstTokenIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	c, _ := config("dead-at-first")

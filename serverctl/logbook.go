@@ -16,55 +16,55 @@ import (
 const (
 	tailLines  = 50
 	maxLine    = 64 << 10 // a longer line is cut: some libraries print whole configurations
-	maxErrLine = 1000     // bytes of a line that an error or the tail keeps
+	maxErrLine = 1000     // how many bytes of a line an error or the tail keeps
 )
 
-// staleSign is how long after a sign under load the server may die of it. What the server survives for longer was not
-// fatal.
+// staleSign is the age at which an error line no longer explains a death under load. By then the server has survived
+// the error.
 const staleSign = 30 * time.Second
 
-// A logbook reads a server's log line by line. It keeps the facts, the first sign of each kind of death and the last
-// lines, and passes all lines on without secrets. It is an io.Writer that never fails.
+// A logbook reads a server's log line by line. It keeps the facts, the last lines, and the first lines that may explain
+// a death. It passes all lines on, without secrets. It is an io.Writer that never fails.
 type logbook struct {
 	to      io.Writer // gets the full log; may be nil
-	secrets secrets   // to hide; may be empty
+	secrets secrets   // texts to hide in the log; may be empty
 
 	mu       sync.Mutex
-	writeErr error // the first error of to
+	writeErr error // the first error when writing to the field to
 	partial  []byte
 	logState
 }
 
-// A logState is what a log has told so far.
+// A logState is what the logbook has learned from the log so far.
 type logState struct {
 	tail       []string // the last lines
 	facts      Facts
-	phase      string            // empty until the log names one
-	began      time.Time         // beginning of the phase; zero before begin
-	shards     int               // percent of the weights' files loaded so far
-	args       map[string]string // the flags that the server found on its command line
+	phase      string            // current phase; empty until the log names one
+	began      time.Time         // when the phase began; zero before begin was called
+	shards     int               // percentage of the weight files that are loaded
+	args       map[string]string // flags of the command line, as the server logged them
 	parts      []Part            // the completed phases
-	loaded     bool              // the server was ready: from now on it dies under load
+	loaded     bool              // the server has been ready: a later death is a death under load
 	resetsDone int               // successful resets of the prefix cache
-	resetsLost int               // failed ones
+	resetsLost int               // failed resets of the prefix cache
 	signs      signs
 }
 
-// signs are the first lines of the current stage (start or load) that indicate a death.
+// signs are the lines of the current stage (start or load) that may explain a death, mostly the first of each kind.
 type signs struct {
-	known     *ExitError // a line that matched a death
+	known     *ExitError // the failure that the table deaths gives for a line
 	at        time.Time  // when known was set
-	outside   *ExitError // somebody ended the server before anything failed
-	asked     string     // the line by which the API server, or somebody outside, asked the engine to end
-	exception string     // an unknown exception
-	ofEngine  bool       // the exception comes from the engine or a worker
-	code      string     // the last line of code in a traceback
+	outside   *ExitError // set if somebody ended the server before anything failed
+	asked     string     // the line in which the API server, or somebody outside, asks the engine to end
+	exception string     // the first exception, preferably of the engine
+	ofEngine  bool       // whether the exception comes from the engine or a worker
+	code      string     // the last line of code that a traceback shows
 	wrapper   string     // a line that says something failed, but not what
 	usage     string     // an error of argparse
-	last      string     // the last line with content of its own
+	last      string     // the last line that does not only refer to other lines
 }
 
-// Write accepts output in pieces of any size.
+// Write accepts output in pieces of any size, and never fails.
 func (l *logbook) Write(b []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -80,7 +80,7 @@ func (l *logbook) Write(b []byte) (int, error) {
 		l.endLine()
 		b = rest
 	}
-	// A progress bar redraws itself after each carriage return; only the last state matters.
+	// A progress bar redraws itself after each carriage return; only its last state matters.
 	if i := bytes.LastIndexByte(l.partial, '\r'); i > 0 && i < len(l.partial)-1 {
 		l.partial = append(l.partial[:0], l.partial[i:]...)
 	}
@@ -90,14 +90,14 @@ func (l *logbook) Write(b []byte) (int, error) {
 	return n, nil
 }
 
-// seeShards records how much of the weights is loaded.
+// seeShards records which percentage of the weight files is loaded, if the line tells it.
 func (l *logbook) seeShards(line []byte) {
 	if g := shardsLoaded.FindSubmatch(line); g != nil {
 		l.shards = int(parseFigure(string(g[1])))
 	}
 }
 
-// close handles a last line without a line break, and returns the first error of the full log.
+// close handles a last line without a line break. It returns the first error of writing the full log.
 func (l *logbook) close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -110,11 +110,11 @@ func (l *logbook) close() error {
 	return nil
 }
 
-// endLine handles the line in partial.
+// endLine handles the complete line in partial, and clears it.
 func (l *logbook) endLine() {
 	line := strings.TrimRight(string(l.partial), "\r")
 	l.partial = l.partial[:0]
-	if len(line) == maxLine { // it may have been cut inside a secret
+	if len(line) == maxLine { // the line may have been cut inside a secret
 		line = line[:len(line)-l.secrets.longest]
 	}
 	line = colours.ReplaceAllString(line[strings.LastIndexByte(line, '\r')+1:], "")
@@ -132,7 +132,7 @@ func (l *logbook) endLine() {
 	l.learn(line)
 }
 
-// learn extracts everything that a line tells.
+// learn extracts facts, phases and signs of a death from a line.
 func (l *logbook) learn(line string) {
 	if !l.loaded {
 		l.seeShards([]byte(line))
@@ -174,14 +174,14 @@ func (l *logbook) learn(line string) {
 	}
 }
 
-// begin sets the time of the server's start, from which its phases count.
+// begin sets the time of the server's start, at which the first phase begins.
 func (l *logbook) begin(now time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.began = now
 }
 
-// enter ends the current phase and begins another.
+// enter ends the current phase and begins another. It does nothing if the phase is the same.
 func (l *logbook) enter(phase string, now time.Time) {
 	if phase == l.phase {
 		return
@@ -190,8 +190,8 @@ func (l *logbook) enter(phase string, now time.Time) {
 	l.phase, l.began = phase, now
 }
 
-// addPart adds to the part with the same name: a phase can come twice, such as profiling before and after a
-// compilation.
+// addPart adds a duration to the part with this name, or appends a new part. A phase can come twice: profiling comes
+// before and after a compilation.
 func addPart(parts []Part, name string, took time.Duration) []Part {
 	if i := slices.IndexFunc(parts, func(p Part) bool { return p.Name == name }); i >= 0 {
 		parts[i].Took += took
@@ -200,20 +200,20 @@ func addPart(parts []Part, name string, took time.Duration) []Part {
 	return append(parts, Part{Name: name, Took: took})
 }
 
-// learn keeps the first line of each kind. An exception of the engine replaces one of the API server, which only
-// repeats it.
+// learn keeps the first line of each kind. An exception of the engine replaces an exception of the API server, which
+// only repeats what the engine reported.
 func (s *signs) learn(text string, ofEngine, loaded bool) {
 	if survived.MatchString(text) {
 		return
 	}
-	if frame.MatchString(text) { // a line of code says nothing about the failure
+	if frame.MatchString(text) { // a traceback's line of code does not tell what failed
 		if !marks.MatchString(text) {
 			s.code = shorten(text)
 		}
 		return
 	}
 	if e := recognise(text, loaded); e != nil && (s.known == nil || s.yields(e, loaded)) {
-		if pydanticField.MatchString(e.Evidence) { // the line before names the field
+		if pydanticField.MatchString(e.Evidence) { // the previous line names the field
 			e.Evidence = s.last + ": " + e.Evidence
 		}
 		s.known, s.at = e, time.Now()
@@ -229,7 +229,7 @@ func (s *signs) learn(text string, ofEngine, loaded bool) {
 		if s.wrapper == "" {
 			s.wrapper = shorten(text)
 			if loaded && !s.ofEngine {
-				s.exception = "" // it came from a failed request, which the server survived
+				s.exception = "" // the exception came from a failed request, and the server survived it
 			}
 		}
 	case exception.MatchString(text) && !pointer.MatchString(text):
@@ -242,22 +242,22 @@ func (s *signs) learn(text string, ofEngine, loaded bool) {
 	}
 }
 
-// yields reports whether a later death replaces the known one. An old sign, or a fault of the machine, must not hide
-// the real cause. NCCL's error may follow from a lack of memory. A rank that does not answer may wait for one that
-// NCCL lost.
+// yields reports whether a new failure replaces the known one. An old error line, or a fault of the machine, must not
+// hide the real cause. For example, an error of NCCL may follow from a lack of memory. A rank that does not answer may
+// wait for another rank that NCCL lost.
 func (s *signs) yields(to *ExitError, loaded bool) bool {
 	switch {
 	case s.known.Cause == NCCL:
 		return to.Cause != NCCL
 	case s.known.Class == Hang:
 		return to.Cause == NCCL
-	case !loaded && s.known.Fatal(): // a server that counts memory has found the model and its files
+	case !loaded && s.known.Fatal(): // a server that reports its memory has already found the model and its files
 		return to.Class == OOMStart || to.Class == KVTooSmall
 	}
 	return loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign)
 }
 
-// recognise returns the death that a line shows, or nil.
+// recognise returns the failure that the table deaths gives for a line, or nil.
 func recognise(text string, loaded bool) *ExitError {
 	for _, d := range deaths {
 		g := d.text.FindStringSubmatch(text)
@@ -288,7 +288,7 @@ func shorten(line string) string {
 	return line
 }
 
-// ready ends the start and returns its parts. A later death counts as one under load.
+// ready ends the start and returns its parts. After it, a death counts as a death under load.
 func (l *logbook) ready(now time.Time) []Part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -297,7 +297,7 @@ func (l *logbook) ready(now time.Time) []Part {
 	return l.parts
 }
 
-// now returns a copy of what the log has told so far.
+// now returns a copy of the current state.
 func (l *logbook) now() logState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -306,7 +306,7 @@ func (l *logbook) now() logState {
 	return now
 }
 
-// progress returns the phase for people, with the part of the weights that is loaded.
+// progress describes the phase for users. While weights are loaded, it adds the percentage.
 func (l *logState) progress() string {
 	if l.phase == loadingPhase && l.shards > 0 {
 		return fmt.Sprintf("%s, %d %%", l.phase, l.shards)
@@ -314,9 +314,9 @@ func (l *logState) progress() string {
 	return l.phase
 }
 
-// death explains the end of a server by its log. It takes the first of these that exists: the first known death; an
-// end from outside; the first exception, preferably the engine's; a line that says something failed; how the process
-// ended. code is the exit code, -1 when there is none. ending describes how the process ended.
+// death explains the end of a server by its log. It uses the first of these that exists: a failure of the table deaths;
+// an end from outside; the first exception, preferably the engine's; a line that says something failed; the way in
+// which the process ended.
 func (l *logbook) death(end ending) *ExitError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -324,7 +324,7 @@ func (l *logbook) death(end ending) *ExitError {
 	e := &ExitError{Class: StartCrash, Evidence: end.words}
 	if l.loaded {
 		e.Class = CrashLoad
-		if end.code == 0 && !s.ofEngine { // no flag ends a server with exit end.code 0
+		if end.code == 0 && !s.ofEngine { // no flag makes a server exit with code 0
 			e.Class, e.Cause = Infrastructure, ExitZero
 		}
 	}
@@ -344,7 +344,7 @@ func (l *logbook) death(end ending) *ExitError {
 		e.Evidence = s.exception
 	case s.wrapper != "":
 		e.Evidence = cmp.Or(s.telling(s.wrapper), end.words)
-	case (end.code == 126 || end.code == 127) && !l.loaded: // a shell's codes for a program that it cannot run
+	case (end.code == 126 || end.code == 127) && !l.loaded: // a shell exits with these codes when it cannot run a program
 		e.Class, e.Cause, e.Evidence = Infrastructure, Command, cmp.Or(l.lastLine(), end.words)
 	case end.code == 2 && !l.loaded && s.usage != "":
 		e.Class, e.Evidence = FlagsRejected, s.usage
@@ -357,12 +357,13 @@ func (l *logbook) death(end ending) *ExitError {
 
 // An ending says how a server's first process ended.
 type ending struct {
-	code   int            // exit code; -1 when it still runs, and when a signal ended it
-	signal syscall.Signal // 0 when none ended it
-	words  string         // for people; empty when it still runs
+	code   int            // exit code; -1 when the process still runs or was ended by a signal
+	signal syscall.Signal // 0 when no signal ended the process
+	words  string         // for people; empty when the process still runs
 }
 
-// status returns the exit code, or minus the signal that ended the process.
+// status returns the exit code, or minus the number of the signal that ended the process. It is 0 while the process
+// runs.
 func (e ending) status() int {
 	if e.signal != 0 {
 		return -int(e.signal)
@@ -370,7 +371,7 @@ func (e ending) status() int {
 	return max(e.code, 0)
 }
 
-// telling returns the line, or the last line with content if this one only refers to others.
+// telling returns the line. If the line only refers to other lines, telling returns the last line that does not.
 func (s *signs) telling(line string) string {
 	if pointer.MatchString(line) {
 		return s.last
@@ -378,7 +379,7 @@ func (s *signs) telling(line string) string {
 	return line
 }
 
-// lastLine returns the last line; empty when there is none.
+// lastLine returns the last line of the log; empty when there is none.
 func (l *logState) lastLine() string {
 	if len(l.tail) == 0 {
 		return ""

@@ -130,7 +130,7 @@ func TestASignThatWasSurvivedIsNotTheDeath(t *testing.T) {
 	const memory = "(EngineCore_DP0 pid=2) ERROR 11-20 20:50:00 [core.py:1] torch.OutOfMemoryError: CUDA out of memory.\n"
 	for _, row := range []struct {
 		name  string
-		age   time.Duration // age of the first sign when the other lines come
+		age   time.Duration // age of the first error line when the other lines come
 		rest  string
 		class Class
 	}{

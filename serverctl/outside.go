@@ -6,33 +6,35 @@ import (
 	"syscall"
 )
 
-// These patterns show that somebody ended the server, or one of its processes, from outside. That is no point's
-// fault.
+// These patterns show that somebody ended the server, or one of its processes, from outside. The point is not at fault
+// then.
 
 var (
-	// askedToEnd matches what the API server says when it is asked to end: vllm/entrypoints/launcher.py (0.14.1),
-	// launchers/launcher.py (0.32), vllm/v1/utils.py, and Python's last line of a start that the handler of setup_server
-	// interrupts. An API server that ends because its engine died says something else.
+	// askedToEnd matches what an API server logs when somebody asks it to end: vllm/entrypoints/launcher.py (0.14.1),
+	// launchers/launcher.py (0.32), vllm/v1/utils.py. During a start, the signal handler in setup_server raises
+	// KeyboardInterrupt, which Python prints as the last line. An API server that ends because its engine died logs
+	// other texts.
 	askedToEnd = regexp.MustCompile(`Shutting down FastAPI HTTP server\.|\[shutdown\] API server: shutdown triggered|` +
 		`Received KeyboardInterrupt, shutting down|^KeyboardInterrupt(?:: terminated)?$`)
-	// engineAsked matches the engine's words of 0.32 (vllm/v1/engine/core.py). A failing API server also ends its engine
-	// so, and gives its reason later.
+	// engineAsked matches what an engine of 0.32 logs when it is asked to end (vllm/v1/engine/core.py). A failing API
+	// server asks its engine in the same way, and logs its own reason later.
 	engineAsked = regexp.MustCompile(`\[shutdown\] EngineCore: trigger received signal=\w+|WorkerProc was terminated`)
-	// processDied matches a process that died: vllm/v1/engine/core_client.py, vllm/v1/executor/multiproc_executor.py and
-	// ray_executor_v2.py, vllm/v1/utils.py. Group 1 is the exit code, or minus the signal. 0.14.1 gives none.
+	// processDied matches a report that a process died: vllm/v1/engine/core_client.py,
+	// vllm/v1/executor/multiproc_executor.py and ray_executor_v2.py, vllm/v1/utils.py. Group 1 is the exit code, or
+	// minus the signal. 0.14.1 reports neither.
 	processDied = regexp.MustCompile(`(?:proc|process|Process|RayWorkerProc|VllmWorkerProcess) .*died(?: unexpectedly| with exit code|,)(?:.*?(?:exit code:? ?)(-?\d+))?|` +
 		`engine core exited unexpectedly`)
-	// failedProcs matches the last line of a start whose engine died (vllm/v1/engine/utils.py). 0.14.1 was seen to omit
+	// failedProcs matches the last line of a start whose engine died (vllm/v1/engine/utils.py). We saw 0.14.1 leave out
 	// killed processes.
 	failedProcs = regexp.MustCompile(`Engine core initialization failed.*Failed core proc\(s\): \{(?:'[^']*': (-?\d+))?`)
-	// shellsWord matches a shell's report of a child: serve.sh: line 3: 4711 Killed    vllm serve …
+	// shellsWord matches a shell's report about a child, such as: serve.sh: line 3: 4711 Killed    vllm serve …
 	shellsWord = regexp.MustCompile(`^\S+: line \d+: +\d+ (Killed|Terminated)\b.*`)
 )
 
-// endedBy returns the death of a process that a signal ended, by its exit code or minus the signal. It returns nil
-// for a process that exited by itself.
+// endedBy returns the failure of a process that a signal ended. code is the exit code, or minus the signal. endedBy
+// returns nil if the process exited by itself.
 func endedBy(code int, loaded bool, evidence string) *ExitError {
-	if code > 128 { // a shell's code for a signal
+	if code > 128 { // a shell exits with 128 plus the signal of its child
 		code = 128 - code
 	}
 	if code >= 0 {
@@ -57,8 +59,8 @@ func endedBy(code int, loaded bool, evidence string) *ExitError {
 	return e
 }
 
-// learnOutside keeps the first line which shows that something else stopped the server, unless an earlier line shows a
-// failure. It considers lines of every log level.
+// learnOutside keeps the first line that shows an end from outside, unless an earlier line shows a failure. It
+// considers lines of every log level.
 func (s *signs) learnOutside(text string, loaded bool) {
 	if s.outside != nil || s.known != nil || s.exception != "" && (s.ofEngine || !loaded) {
 		return
@@ -78,7 +80,7 @@ func (s *signs) learnOutside(text string, loaded bool) {
 	}
 }
 
-// processEnd returns the death of a process that a line reports, or nil.
+// processEnd returns the failure if a line reports the death of a process, and nil otherwise.
 func processEnd(text string, loaded bool) *ExitError {
 	if g := shellsWord.FindStringSubmatch(text); g != nil {
 		return endedBy(map[string]int{"Killed": -9, "Terminated": -15}[g[1]], loaded, shorten(text))
@@ -105,13 +107,13 @@ func processEnd(text string, loaded bool) *ExitError {
 	if start != nil {
 		evidence += ": " + signalName(code)
 	}
-	if code == 0 { // Python's answer to SIGTERM: SystemExit
+	if code == 0 { // on SIGTERM, a process of vLLM raises SystemExit, which gives exit code 0
 		return &ExitError{Class: Infrastructure, Cause: Terminated, Evidence: evidence}
 	}
 	return endedBy(code, loaded, evidence)
 }
 
-// signalName says how a process ended, such as "signal 9 (killed)".
+// signalName says how a process ended, such as "signal 9 (killed)" or "exit code 1".
 func signalName(code int) string {
 	if code < 0 {
 		return "signal " + strconv.Itoa(-code) + " (" + syscall.Signal(-code).String() + ")"

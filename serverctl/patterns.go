@@ -6,60 +6,65 @@ import (
 	"strings"
 )
 
-// This file has every pattern for a server's log, with the vLLM version and vLLM's file in which the text was seen.
-// "0.33" means 0.33.0. A text without a version was the same in 0.14.1 and 0.33.0. A pattern sees the line without
-// colours, without the process's prefix, and without level, date and source location.
+// This file has the patterns for a server's log; outside.go has those for an end from outside. Each names the vLLM
+// version, and vLLM's file, in which the text was seen. "0.33" means 0.33.0. A text without a version was the same in
+// 0.14.1 and 0.33.0. The tables facts, phases and deaths see a line without colours, without the process's prefix, and
+// without level, date and source location.
 
 var (
-	// vllm/logger.py and vllm/utils/system_utils.py: (EngineCore_DP0 pid=123) ERROR 11-20 21:23:37 [core.py:936] text.
-	// 0.14.1 colours the prefix even without a terminal.
+	// vllm/logger.py and vllm/utils/system_utils.py write such lines; 0.14.1 colours the prefix even without a
+	// terminal:
+	// (EngineCore_DP0 pid=123) ERROR 11-20 21:23:37 [core.py:936] text
 	colours       = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
 	processPrefix = regexp.MustCompile(`^(?:\([^()]* ?pid=\d+[^()]*\) ?)+(?:\[rank\d+\]: ?)?|^\[rank\d+\]: ?`)
-	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*|[\w./-]+:\d+)\] ?|: +)`) // 0.6 and 0.7 have no bracket
-	// Dynamo's runtime logs vLLM's records in its own format, which an image of Dynamo may also set for plain vLLM:
-	// 2025-11-20T19:48:19.123456Z  INFO core.run_engine_core: text (dynamo/runtime/logging.py, 0.9.0).
+	levelPrefix   = regexp.MustCompile(`^(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?: \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]]*|[\w./-]+:\d+)\] ?|: +)`) // vLLM 0.6 and 0.7 write no bracket
+	// Dynamo's runtime writes vLLM's log records in its own format (dynamo/runtime/logging.py, 0.9.0). An image of
+	// Dynamo may set this format for plain vLLM too:
+	// 2025-11-20T19:48:19.123456Z  INFO core.run_engine_core: text
 	dynamoPrefix = regexp.MustCompile(`^\d{4}-\d\d-\d\dT[\d:.]+Z? +(TRACE|DEBUG|INFO|WARN|WARNING|ERROR) +[\w.:<>-]+: ?`)
-	// ofEngine matches lines of the engine's processes, by their prefix or by their source location in vLLM.
+	// ofEngine matches lines of the engine's processes. It knows them by their prefix or by their source file in vLLM.
 	ofEngine = regexp.MustCompile(`^(?:\([^()]*pid=\d+[^()]*\) ?)*\((?:EngineCore|DPEngine|Worker|VllmWorker|RayWorker)|` +
 		`\[(?:\S*/)?(?:core|multiproc_executor|gpu_worker|worker_base|gpu_model_runner)\.py:\d+\]`)
-	// accessLine matches answered requests in uvicorn's access log. They say nothing, and health checks would fill the
-	// tail.
+	// accessLine matches successful requests in uvicorn's access log. They explain nothing, and health checks would
+	// fill the tail.
 	accessLine = regexp.MustCompile(`"(?:GET|POST|HEAD) \S+ HTTP/[\d.]+" 200`)
 )
 
-// A fact is a line of the log that tells something about a starting server.
+// A fact is a pattern for a log line about a starting server, with a function that stores what the line tells.
 type fact struct {
 	text *regexp.Regexp
 	read func(f *Facts, groups []string)
 }
 
 var facts = []fact{
-	// 0.14.1 vllm/entrypoints/openai/api_server.py; 0.33 with VLLM_DISABLE_LOG_LOGO=1.
+	// 0.14.1: vllm/entrypoints/openai/api_server.py. 0.33 writes this with VLLM_DISABLE_LOG_LOGO=1.
 	{regexp.MustCompile(`vLLM (?:API )?server version (\S+?),?(?: |$)`), func(f *Facts, g []string) { f.Version = g[1] }},
-	// vllm/v1/engine/core.py (seen in 0.14.1 and 0.32.0), for command lines that start the engine in another way. The
-	// project's simulator adds its profile to the line, which shows that the server is simulated.
+	// vllm/v1/engine/core.py (seen in 0.14.1 and 0.32.0). This line tells the version when the command line starts the
+	// engine in another way. The project's simulator adds its profile to the line, which shows that the server is
+	// simulated.
 	{regexp.MustCompile(`Initializing a V1 LLM engine \(v(\S+)\)(.* simulated profile )?`), func(f *Facts, g []string) {
 		if f.Version == "" {
 			f.Version = g[1]
 		}
 		f.Simulated = f.Simulated || g[2] != ""
 	}},
-	// vllm/v1/core/kv_cache_utils.py. The first word is the device. 0.33 has tokens and concurrency on one line.
+	// vllm/v1/core/kv_cache_utils.py. The line begins with the device, such as GPU. 0.33 writes tokens and concurrency
+	// on one line.
 	{regexp.MustCompile(`KV cache size: ([\d,]+) tokens`), func(f *Facts, g []string) { keepMin(&f.KVCacheTokens, int(parseFigure(g[1]))) }},
 	{regexp.MustCompile(`Maximum concurrency for [\d,]+ tokens per request: ([\d.]+)x`),
 		func(f *Facts, g []string) { keepMin(&f.MaxConcurrency, parseFigure(g[1])) }},
 	// vllm/v1/worker/gpu_worker.py, once per rank.
 	{regexp.MustCompile(`Available KV cache memory: (-?[\d.]+) GiB`), func(f *Facts, g []string) { keepMin(&f.KVCacheGiB, parseFigure(g[1])) }},
-	// vllm/v1/worker/gpu_model_runner.py; "memory" only in 0.14.1.
+	// vllm/v1/worker/gpu_model_runner.py. Only 0.14.1 adds the word "memory".
 	{regexp.MustCompile(`Model loading took ([\d.]+) GiB`), func(f *Facts, g []string) { f.ModelGiB = parseFigure(g[1]) }},
 	{regexp.MustCompile(`Graph capturing finished in \d+ secs, took (-?[\d.]+) GiB`), func(f *Facts, g []string) { f.GraphGiB = parseFigure(g[1]) }},
-	// vllm/compilation/backends.py: for a graph from the compile cache it says "Directly load" instead. 0.33 says
-	// "took".
+	// vllm/compilation/backends.py. For a graph from the compile cache, vLLM writes "Directly load" instead. 0.33
+	// writes "took" where 0.14.1 writes "takes".
 	{regexp.MustCompile(`Compiling a graph for (?:compile range|dynamic shape|shape) .*(?:takes|took) [\d.]+ s`), func(f *Facts, _ []string) { f.Compiled = true }},
 }
 
-// parseFigure parses a number of the log, with commas between thousands. The patterns also admit malformed numbers
-// such as 1.2.3, which count as unknown.
+// parseFigure parses a number of the log, with commas between thousands. The patterns also match malformed numbers such
+// as 1.2.3; for these it returns 0, which means unknown.
 func parseFigure(s string) float64 {
 	v, err := strconv.ParseFloat(strings.ReplaceAll(s, ",", ""), 64)
 	if err != nil {
@@ -68,18 +73,18 @@ func parseFigure(s string) float64 {
 	return v
 }
 
-// keepMin keeps the smallest value that the ranks report; 0 is unknown.
+// keepMin keeps the smallest of the values that the ranks report. 0 means that none is known yet.
 func keepMin[N int | float64](to *N, v N) {
 	if *to == 0 || v < *to {
 		*to = v
 	}
 }
 
-// kvAvailable matches the size of the KV cache when a server refuses to start; see deaths.
+// kvAvailable matches the size of the KV cache in the error of a server that refuses to start; see deaths.
 var kvAvailable = regexp.MustCompile(`available KV cache memory \((-?[\d.]+) GiB\)`)
 
-// AvailableKVGiB returns the available KV cache in GiB, if the evidence of a start with the class KVTooSmall tells
-// it.
+// AvailableKVGiB returns the size of the available KV cache in GiB. evidence comes from a failed start with the class
+// KVTooSmall; ok is false if it does not tell the size.
 func AvailableKVGiB(evidence string) (gib float64, ok bool) {
 	m := kvAvailable.FindStringSubmatch(evidence)
 	if m == nil {
@@ -96,12 +101,13 @@ type phase struct {
 }
 
 const (
-	// firstPhase is the phase before the log names one.
+	// firstPhase is the phase of a start until the log names another.
 	firstPhase   = "importing and configuring"
 	loadingPhase = "loading the weights"
 )
 
-// vllm/model_executor/model_loader/weight_utils.py draws a bar of the files: Loading safetensors checkpoint shards:  25% Completed | 1/4.
+// vllm/model_executor/model_loader/weight_utils.py draws a progress bar of the weight files, such as:
+// Loading safetensors checkpoint shards:  25% Completed | 1/4
 var shardsLoaded = regexp.MustCompile(`Loading \S+ checkpoint shards: +(\d{1,3})% Completed`)
 
 var phases = []phase{
@@ -114,35 +120,38 @@ var phases = []phase{
 	{regexp.MustCompile(`Starting vLLM (?:API )?server`), "starting the HTTP server"}, // vllm/entrypoints
 }
 
-// A death is a line that tells why a server failed. For one line, the first matching death counts. For a log, the
-// first matching line counts, because exceptions are followed by those that wrap them. Group 1, if there is one, is
-// the evidence.
+// A death is a pattern for a log line that tells why a server failed. If several patterns match a line, the first one
+// in the table counts. If several lines of a log match, the first line counts, because later exceptions only wrap the
+// first. Group 1 of the pattern, if there is one, is the evidence.
 type death struct {
 	text   *regexp.Regexp
-	start  Class // the class before the server is ready; empty when the line means nothing then
-	load   Class // the class afterwards; empty when the line means nothing then
+	start  Class // class of the failure before the server is ready; empty when the line means nothing then
+	load   Class // class of the failure under load; empty when the line means nothing then
 	cause  Cause // empty when the class says everything
 	refine func(e *ExitError, groups []string)
 }
 
-// argparse matches the beginning of an error about a command line that cannot be parsed, whatever its values.
+// argparse matches the beginning of each error that argparse writes about a command line.
 const argparse = `(?:argument |unrecognized arguments|ambiguous option|the following arguments)`
 
 var argparseError = regexp.MustCompile(`^` + argparse)
 
-// IsArgparse reports whether the evidence of FlagsRejected comes from argparse: then no other flag cures it.
+// IsArgparse reports whether the evidence of FlagsRejected comes from argparse. Such an error stays, whatever the other
+// flags are.
 func IsArgparse(evidence string) bool { return argparseError.MatchString(evidence) }
 
 var deaths = []death{
-	// create_server_socket in vllm/entrypoints/openai/api_server.py, and torch.distributed's own ports.
+	// Texts of create_server_socket in vllm/entrypoints/openai/api_server.py, and of torch.distributed for its own
+	// ports.
 	{text: regexp.MustCompile(`.*(?:Address already in use|EADDRINUSE).*`), start: PortTaken},
 
-	// huggingface_hub/errors.py and transformers/utils/hub.py (read in huggingface_hub 0.36 and transformers 4.57): the
-	// model exists, but these credentials may not read it.
+	// The model exists, but these credentials may not read it (huggingface_hub/errors.py and transformers/utils/hub.py,
+	// read in huggingface_hub 0.36 and transformers 4.57).
 	{text: regexp.MustCompile(`.*(?:GatedRepoError|You are trying to access a gated repo|Access to model \S+ is restricted|Cannot access gated repo).*`),
 		start: ModelNotFound, cause: GatedModel},
 
-	// Python's own texts for errno 28, 24, 11, 13, 30, 5 and 116, for anything written, opened or started.
+	// Python's texts for errno 28, 122, 24, 11, 13, 30, 5 and 116. They can come when a file is written or opened, or a
+	// thread is started.
 	{text: regexp.MustCompile(`.*(?:\[Errno 28\]|No space left on device|\[Errno 122\]|Disk quota exceeded|unable to write to file </torch_|out of shared memory).*`),
 		start: Infrastructure, load: Infrastructure, cause: DiskFull},
 	{text: regexp.MustCompile(`.*(?:\[Errno 24\]|Too many open files).*`), start: Infrastructure, load: Infrastructure, cause: TooManyFiles},
@@ -152,40 +161,45 @@ var deaths = []death{
 	{text: regexp.MustCompile(`.*(?:\[Errno 5\] Input/output error|\[Errno 116\] Stale file handle|Stale NFS file handle).*`),
 		start: Infrastructure, load: Infrastructure, cause: DiskError},
 
-	// Memory of the host: torch's CPU allocator, C++, Python's errno 12. The GPU's flags do not cure it.
+	// The host has no memory left (texts of torch's CPU allocator, of C++, and of Python for errno 12). Flags for the
+	// GPU's memory do not cure this.
 	{text: regexp.MustCompile(`.*(?:DefaultCPUAllocator: .*memory|std::bad_alloc|\[Errno 12\] Cannot allocate memory|^MemoryError\b).*`),
 		start: Infrastructure, load: Infrastructure, cause: HostOOM},
 
-	// A missing program: Python's own words, and the dynamic linker's.
+	// A program is missing (texts of Python, of the dynamic linker and of the shell).
 	{text: regexp.MustCompile(`.*(?:can't open file '.*': \[Errno 2\]|: No module named vllm\b|^ModuleNotFoundError: No module named 'vllm(?:\.entrypoints\b.*)?'|` +
 		`error while loading shared libraries: .*|: bad interpreter: .*)`), start: Infrastructure, cause: Command},
 
-	// The GPU, or its driver: torch/cuda/__init__.py, c10/cuda/CUDAException.h with the names of driver_types.h, vllm/config/device.py.
+	// The GPU, or its driver, does not work (torch/cuda/__init__.py, c10/cuda/CUDAException.h with the names of
+	// driver_types.h, vllm/config/device.py).
 	{text: regexp.MustCompile(`.*(?:CUDA driver initialization failed|No (?:CUDA|HIP) GPUs are available|no ROCm-capable device is detected|Found no NVIDIA driver|NVIDIA driver on your system is too old|` +
 		`CUDA driver version is insufficient|system has unsupported display driver|forward compatibility was attempted|no CUDA-capable device is detected|` +
 		`CUDA-capable device\(s\) is/are busy|CUDA error: (?:unknown error|initialization error|system not yet initialized|driver shutting down)|` +
 		`uncorrectable (?:NVLink|ECC) error|hardware stack error|compiled with an unsupported toolchain|Torch not compiled with CUDA enabled|Failed to infer device type|Driver/library version mismatch|GPU is lost|fallen off the bus|` +
 		`libcuda\.so\.1: cannot open shared object file|NVML_ERROR_\w+|NVMLError\w*:? ).*`), start: Infrastructure, load: Infrastructure, cause: Driver},
 
-	// libtpu's own words. The remedy for a GPU's driver does not apply.
+	// A text of libtpu. The failure has no cause here, because the remedy for a GPU's driver does not apply.
 	{text: regexp.MustCompile(`.*The TPU is already in use.*`), start: Infrastructure},
-	// Truncated or damaged weights: safetensors, torch.load.
+	// Weights are truncated or damaged (texts of safetensors and torch.load).
 	{text: regexp.MustCompile(`.*(?:SafetensorError|Error while deserializing header|PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes).*`),
 		start: ModelNotFound, cause: Damaged},
-	// transformers/dynamic_module_utils.py, vllm/transformers_utils/config.py.
+	// The model brings its own code (transformers/dynamic_module_utils.py, vllm/transformers_utils/config.py).
 	{text: regexp.MustCompile(`.*(?:trust_remote_code=True|--trust-remote-code).*`), start: ModelNotFound, cause: RemoteCode},
-	// transformers/models/auto/configuration_auto.py, vllm/model_executor/models/registry.py.
+	// The architecture is unknown (transformers/models/auto/configuration_auto.py,
+	// vllm/model_executor/models/registry.py).
 	{text: regexp.MustCompile(`.*(?:Transformers does not recognize this architecture|Model architectures \[.*\] (?:are not supported|failed to be inspected)|` +
 		`has no vLLM implementation).*`), start: ModelNotFound, cause: Unsupported},
-	// requests and urllib3, about a proxy that blocks everything; its 403 is not the hub's.
+	// Texts of requests and urllib3 about a proxy that blocks the connection. They come before the next pattern,
+	// because a 403 of the proxy is not a 403 of the hub.
 	{text: regexp.MustCompile(`.*(?:ProxyError\b|Unable to connect to proxy|Tunnel connection failed).*`), start: ModelNotFound, cause: Hub},
-	// The hub refuses missing or wrong credentials; requests and httpx report a missing network.
+	// The first pattern: the hub refuses missing or wrong credentials. The second: there is no network (texts of
+	// requests and httpx).
 	{text: regexp.MustCompile(`.*(?:401 Client Error|403 Forbidden|Invalid username or password|Invalid user token).*`), start: ModelNotFound, cause: GatedModel},
 	{text: regexp.MustCompile(`.*(?:couldn't connect to 'https://huggingface\.co|Failed to resolve 'huggingface|host='huggingface\.co'|OfflineModeIsEnabled|` +
 		`LocalEntryNotFoundError|Cannot find an appropriate cached snapshot folder).*`), start: ModelNotFound, cause: Hub},
 
-	// huggingface_hub through vllm/transformers_utils/repo_utils.py (seen in 0.14.1: a missing folder), and transformers'
-	// and vLLM's texts for a folder that holds no model.
+	// There is no model (texts of huggingface_hub through vllm/transformers_utils/repo_utils.py, seen in 0.14.1 for a
+	// missing folder, and of transformers and vLLM for a folder that holds no model).
 	{text: regexp.MustCompile(`.*(?:Repo id must be in the form|` +
 		`Invalid repository ID or local directory specified|does not appear to have a file named|` +
 		`is not a local folder and is not a valid model identifier|Can't load the (?:configuration|tokenizer|model) (?:of|for)|` +
@@ -193,40 +207,45 @@ var deaths = []death{
 		`No model weights found|Unrecognized model in ).*`),
 		start: ModelNotFound},
 
-	// argparse, exit code 2: vllm serve: error: argument --max-num-seqs: invalid int value: 'abc' (0.14.1).
+	// argparse exits with code 2 after a line such as: vllm serve: error: argument --max-num-seqs: invalid int value:
+	// 'abc' (0.14.1).
 	{text: regexp.MustCompile(`: error: (` + argparse + `.*)`), start: FlagsRejected},
-	// pydantic: the line after "1 validation error for SchedulerConfig" has the reason (0.14.1, vllm/config/*.py).
+	// pydantic writes the reason on the line after "1 validation error for SchedulerConfig" (0.14.1, vllm/config/*.py).
 	{text: regexp.MustCompile(`^ +(?:Value error, |Assertion failed, )?(.+?) \[type=\w+, input_value=`), start: FlagsRejected},
 
-	// vllm/v1/core/kv_cache_utils.py, in 0.33 kv_cache_planning.py; "models's" is 0.14.1's.
+	// vllm/v1/core/kv_cache_utils.py; in 0.33 kv_cache_planning.py. 0.14.1 writes "models's".
 	{text: regexp.MustCompile(`(To serve at least one request with the models?'s max seq len .*?GiB KV cache is needed, ` +
 		`which is larger than the available KV cache memory .*)`), start: KVTooSmall},
 	{text: regexp.MustCompile(`(No available memory for the cache blocks.*|The model's max seq len \(\d+\) is larger than the maximum number of tokens that can be stored in KV cache.*)`), start: KVTooSmall},
 
-	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. memoryOfOthers decides whose fault it is.
+	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. memoryOfOthers decides whether the point or another process is
+	// at fault.
 	{text: regexp.MustCompile(`(Free memory on device \S+ \(([\d.]+)/([\d.]+) GiB\) on startup is less than desired GPU memory utilization.*)`),
 		start: OOMStart, refine: memoryOfOthers},
-	// vllm/v1/worker/gpu_worker.py: another process freed memory while this one measured how much is free.
+	// vllm/v1/worker/gpu_worker.py: another process gave memory back while vLLM measured how much is free.
 	{text: regexp.MustCompile(`(Error in memory profiling\..*)`), start: Infrastructure, cause: Profiling},
 
-	// torch (2.9 and 2.14), its older name, Triton, cuBLAS, NCCL's own log, and the warm-up of the sampler in
-	// vllm/v1/worker/gpu_model_runner.py.
+	// The GPU is out of memory (texts of torch 2.9 and 2.14, with an older name of its exception, of Triton, cuBLAS,
+	// NCCL's log, and the warm-up of the sampler in vllm/v1/worker/gpu_model_runner.py).
 	{text: regexp.MustCompile(`.*(?:(?:CUDA|HIP|XPU) out of memory|OutOfMemoryError: |CUDA error: out of memory|\[CUDA\]: out of memory|` +
 		`CUDA_ERROR_OUT_OF_MEMORY|CUBLAS_STATUS_ALLOC_FAILED|RESOURCE_EXHAUSTED: .*(?:allocat|memory)|Cuda failure \d* ?'out of memory'|hipErrorOutOfMemory).*`),
 		start: OOMStart, load: OOMLoad},
 
-	// torch (2.9 and 2.14), c10/cuda/CUDAException.h. The line that reports the fault is mostly not where it happened.
+	// A GPU kernel failed (torch 2.9 and 2.14, c10/cuda/CUDAException.h). The code line that reports the fault is
+	// usually not the one that caused it.
 	{text: regexp.MustCompile(`.*(?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure|Memory access fault by GPU|an illegal instruction was encountered|misaligned address).*`),
 		start: StartCrash, load: CrashLoad, cause: IllegalAccess},
-	// Compilers of kernels: Triton, FlashInfer's and torch's extensions by ninja and nvcc, the linker.
+	// A GPU kernel could not be compiled (texts of Triton, of the linker, and of ninja and nvcc, which build the
+	// extensions of FlashInfer and torch).
 	{text: regexp.MustCompile(`.*(?:Failed to find C compiler|Could not find nvcc|nvcc: (?:command )?not found|nvcc fatal|Ninja build failed|ninja: build stopped|` +
 		`cannot find -lcuda|cannot find -lcudart|fatal error: \S+\.h(?:pp)?: No such file|CUDA_HOME environment variable is not set|No such file or directory: '\S*(?:ninja|nvcc|gcc)'|` +
 		`PTXAS error|ptxas fatal|Error building extension).*`), start: StartCrash, load: CrashLoad, cause: Compiler},
 	// csrc/custom_all_reduce.cuh and csrc/quickreduce: vLLM's own kernels print this and end their process.
 	{text: regexp.MustCompile(`^Failed: (?:Cuda|CUDA|HIP) error .*`), start: StartCrash, load: CrashLoad},
-	// torch/csrc/distributed/c10d: processes that cannot reach each other. The remedy for NCCL does not apply.
+	// torch/csrc/distributed/c10d: processes cannot reach each other. The failure has no cause here, because the remedy
+	// for NCCL does not apply.
 	{text: regexp.MustCompile(`.*(?:Gloo connect\w+ failed|DistNetworkError: ).*`), start: Infrastructure, load: Infrastructure},
-	// A crash of native code: Python's faulthandler, torch's handler, C++'s own words.
+	// Native code crashed (texts of Python's faulthandler, of torch's signal handler and of C++).
 	{text: regexp.MustCompile(`.*Fatal Python error: Bus error.*`), start: Infrastructure, load: Infrastructure, cause: BusError},
 	{text: regexp.MustCompile(`.*(?:Fatal Python error: (?:Segmentation fault|Aborted|Illegal instruction|Floating.point exception)|Segfault encountered).*`),
 		start: StartCrash, load: CrashLoad, cause: Segfault},
@@ -236,14 +255,14 @@ var deaths = []death{
 	{text: regexp.MustCompile(`.*RPC call to \w+ timed out.*`), start: StartTimeout, load: Hang, cause: NoToken},
 	{text: regexp.MustCompile(`.*Timed out waiting for engine.*`), start: StartTimeout},
 	// torch/csrc/distributed/c10d/NCCLUtils.hpp and ProcessGroupNCCL.cpp (2.9),
-	// vllm/distributed/device_communicators/pynccl_wrapper.py. Mostly the machine's fault, not a flag's: links, drivers,
-	// /dev/shm.
+	// vllm/distributed/device_communicators/pynccl_wrapper.py. Usually the machine is at fault (links, drivers,
+	// /dev/shm), and not a flag.
 	{text: regexp.MustCompile(`.*(?:NCCL error|ncclUnhandledCudaError|ncclSystemError|ncclInternalError|ncclRemoteError|ncclUnhandledSystemError|Watchdog caught collective operation timeout).*`),
 		start: Infrastructure, load: Infrastructure, cause: NCCL},
 }
 
-// memoryOfOthers distinguishes a utilization that is too high from a GPU that others use too: an idle GPU of 16 GiB
-// or more has over 95 % of its memory free.
+// memoryOfOthers changes the class of the failure if other processes hold memory of the GPU. An idle GPU of 16 GiB or
+// more has over 95 % of its memory free. If that much is free, gpu-memory-utilization is too high.
 func memoryOfOthers(e *ExitError, groups []string) {
 	if free, total := parseFigure(groups[2]), parseFigure(groups[3]); free < 0.95*total {
 		e.Class, e.Cause = Infrastructure, OthersMemory
@@ -251,29 +270,29 @@ func memoryOfOthers(e *ExitError, groups []string) {
 }
 
 var (
-	// exception matches an exception's last line, which begins with its name: ValueError: text. A name with a module
-	// need not end in Error: triton.runtime.errors.OutOfResources: text.
+	// exception matches the last line of an exception, which begins with its name, such as "ValueError: text". A name
+	// with a module does not have to end in Error, such as "triton.runtime.errors.OutOfResources: text".
 	exception = regexp.MustCompile(`^(?:\w+\.)*\w*(?:Error|Exception|Exit)(?:: .*)?$|^(?:\w+\.)*(?:errors?|exceptions?)\.[A-Z]\w*: .+$`)
-	// wrapper matches lines that only report the failure of another part: vllm/v1/engine/utils.py, core.py,
-	// core_client.py, exceptions.py, vllm/v1/executor/multiproc_executor.py; and the errors of a process whose peer is
-	// gone.
+	// wrapper matches lines that only report the failure of another part. They come from vllm/v1/engine/utils.py,
+	// core.py, core_client.py, exceptions.py and vllm/v1/executor/multiproc_executor.py. It also matches the errors of
+	// a process whose peer is gone.
 	wrapper = regexp.MustCompile(`Engine core initialization failed|Engine process failed to start|WorkerProc initialization failed|EngineCore failed to start|WorkerProc failed|` +
 		`EngineCore encountered|EngineDeadError|died unexpectedly|exited unexpectedly|EngineCore hit an exception|WorkerProc hit an exception|` +
 		`^(?:RuntimeError: cancelled|(?:\w+\.)*CancelledError|SystemExit|KeyboardInterrupt|BrokenPipeError|EOFError|Connection\w*Error|zmq\.error\.\w+)\b|Executor failed\.`)
-	// survived matches an error that a server survives: vllm/usage/usage_lib.py cannot write its statistics.
+	// survived matches an error that a server survives: vllm/usage/usage_lib.py cannot write its usage statistics.
 	survived = regexp.MustCompile(`Permission denied: '[^']*\.config(?:/vllm[^']*)?'`)
-	// pydanticField matches pydantic's words about one field.
+	// pydanticField matches an error of pydantic about one field that does not name the field.
 	pydanticField = regexp.MustCompile(`^(?:Input should be|Extra inputs are|Field required|Unexpected keyword)`)
 	// pointer matches lines that only refer to other lines.
 	pointer = regexp.MustCompile(`(?i)\bsee (?:the )?(?:stack ?trace|root cause|error|traceback)s?\b.*(?:above|for (?:the )?root cause)|check the stack trace above`)
-	// frame matches a line of a traceback, by Python's indentation: code, its location, or the marks below it.
+	// frame matches a line of a traceback by its indentation: a location, a line of code, or the marks below it.
 	frame = regexp.MustCompile(`^ {2}File "|^ {4,}\S|^Traceback \(most recent call last\):|^Process \S+:$`)
 	marks = regexp.MustCompile(`^ {2}File |^\S|^[ ^~]*$`)
-	// usageError matches argparse's error of any program: vllm serve: error: argument --x: …
+	// usageError matches an argparse error of any program, such as "vllm serve: error: argument --x: …".
 	usageError = regexp.MustCompile(`^\S.{0,80}?: error: (.+)`)
 )
 
-// The engine's answers to a reset of the prefix cache: vllm/v1/core/block_pool.py.
+// The engine logs these texts when it resets the prefix cache, or cannot (vllm/v1/core/block_pool.py).
 const (
 	resetDone   = "Successfully reset prefix cache"
 	resetFailed = "Failed to reset prefix cache"

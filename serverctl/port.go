@@ -9,17 +9,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A heldPort is a port that is bound, but not listened on, until the server has it. The kernel does not give a bound
-// port to a process that asks for any free port. The server shares the address by SO_REUSEADDR, which vLLM sets
-// (create_server_socket in vllm/entrypoints/openai/api_server.py, 0.14.1; launchers/launcher.py, 0.32), as uvicorn
-// and Go do. The kernel allows a listener beside a socket that does not listen (inet_bind_conflict in
-// net/ipv4/inet_connection_sock.c, Linux 6).
+// A heldPort is a port that we bind, but do not listen on, to keep it for the server. The kernel does not give a bound
+// port to a process that asks for any free port. The server can bind the same port because both sockets set
+// SO_REUSEADDR. vLLM does so (create_server_socket in vllm/entrypoints/openai/api_server.py, 0.14.1;
+// launchers/launcher.py, 0.32), and so do uvicorn and Go. The kernel allows a listener beside a socket that does not
+// listen (inet_bind_conflict in net/ipv4/inet_connection_sock.c, Linux 6).
 type heldPort struct {
 	port    int
 	release func()
 }
 
-// holdPort holds the wanted port if it is free, and any free port otherwise. 0 means any.
+// holdPort holds the wanted port if it is free, and any free port otherwise. 0 asks for any free port.
 func holdPort(wanted int) (*heldPort, error) {
 	held, err := bindPort(wanted)
 	if errors.Is(err, unix.EADDRINUSE) && wanted != 0 {
@@ -31,7 +31,7 @@ func holdPort(wanted int) (*heldPort, error) {
 	return held, nil
 }
 
-// bindPort binds a port of the loopback interface. It fails with EADDRINUSE when a process listens on it.
+// bindPort binds a port of the loopback interface. It fails with EADDRINUSE when a process listens on the port.
 func bindPort(port int) (*heldPort, error) {
 	socket, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

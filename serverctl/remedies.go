@@ -2,16 +2,16 @@ package serverctl
 
 import "fmt"
 
-// What the tuner does about a failure, and what a user can do. A remedy stands here only if it is known to help: a wrong
-// one costs a day. An empty remedy means that there is none.
+// The tables say what the tuner does about a failure, and what a user can do. A remedy stands here only if it is known
+// to help, because a wrong remedy costs the user a day. An empty remedy means that none is known.
 var (
 	classes = map[Class]struct {
-		pointsFault bool // the point is infeasible; otherwise the failure tells the search nothing
+		pointsFault bool // the failure shows that the point is infeasible; otherwise it tells the search nothing
 		retryable   bool // a fresh server with the same flags may work
-		fatal       bool // neither other flags nor a second try cure it
+		fatal       bool // the user must act: other flags or a second try do not help
 		remedy      string
 	}{
-		FlagsRejected:      {pointsFault: true}, // argparse and pydantic say what is wrong
+		FlagsRejected:      {pointsFault: true}, // no remedy, because argparse and pydantic say what is wrong
 		OOMStart:           {pointsFault: true},
 		KVTooSmall:         {pointsFault: true},
 		StartCrash:         {pointsFault: true},
@@ -28,13 +28,13 @@ var (
 	}
 
 	causes = map[Cause]struct {
-		fatal   bool // neither other flags nor a second try cure it
+		fatal   bool // the user must act: other flags or a second try do not help
 		machine bool // a second failure with this cause shows that the machine must be repaired first
 		remedy  string
 	}{
-		EngineDead:    {}, // the evidence says why it died
+		EngineDead:    {}, // no remedy, because the evidence says why the engine died
 		ExitZero:      {remedy: "see `tuner logs` for what ended the server; no flag does"},
-		IllegalAccess: {}, // a bug of a kernel: the search avoids the point
+		IllegalAccess: {}, // a bug of a GPU kernel: the search avoids the point
 		NCCL:          {remedy: "run the server with NCCL_DEBUG=INFO in server.env; the usual reasons are a small /dev/shm and broken links between GPUs"},
 		DiskFull:      {fatal: true, remedy: "free space on the disk, or in /dev/shm, that the line names"},
 		TooManyFiles:  {fatal: true, remedy: "raise the limit of open files (ulimit -n)"},
@@ -64,19 +64,20 @@ var (
 	}
 )
 
-// PointsFault reports whether the failure makes the point infeasible. Any other failure tells the search nothing.
+// PointsFault reports whether the failure shows that the point is infeasible. Any other failure tells the search
+// nothing.
 func (c Class) PointsFault() bool { return classes[c].pointsFault }
 
 // Retryable reports whether a fresh server with the same flags may work.
 func (c Class) Retryable() bool { return classes[c].retryable }
 
-// Machine reports whether a second server that fails with this cause shows that the machine must be repaired first.
+// Machine reports whether the machine must be repaired when a second server has failed with this cause.
 func (c Cause) Machine() bool { return causes[c].machine }
 
-// Fatal reports whether neither other flags nor a second try cure the failure: the user must act.
+// Fatal reports whether the user must act, because other flags or a second try do not help.
 func (e *ExitError) Fatal() bool { return causes[e.Cause].fatal || classes[e.Class].fatal }
 
-// Remedy returns what a user can do about a failure; "" where nothing is known to help.
+// Remedy returns what a user can do about a failure; "" if no remedy is known.
 func Remedy(class Class, cause Cause) string {
 	if cause != "" {
 		return causes[cause].remedy
@@ -84,7 +85,7 @@ func Remedy(class Class, cause Cause) string {
 	return classes[class].remedy
 }
 
-// Words names a failure by its class, and by its cause where one is known.
+// Words returns the name of a failure: its class, and its cause if that is known.
 func Words(class Class, cause Cause) string {
 	if cause == "" {
 		return string(class)

@@ -40,7 +40,7 @@ func constants(t *testing.T, name string) (values []string) {
 	return values
 }
 
-// The golden file shows every class and cause with whose fault it is and its remedy, to be read as a whole.
+// The golden file lists every class and cause, with its remedy and whose fault it is. Read it as a whole.
 func TestRemedies(t *testing.T) {
 	var text strings.Builder
 	classNames, causeNames := constants(t, "Class"), constants(t, "Cause")

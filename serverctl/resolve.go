@@ -14,7 +14,7 @@ import (
 // 0.14.1 to 0.33.0).
 const cacheConfig = "vllm:cache_config_info"
 
-// resolvedFlags maps the labels of cacheConfig to flag names, for the flags that readers want to see.
+// resolvedFlags maps labels of cacheConfig to flag names. It has only the flags that a reader of a report wants to see.
 var resolvedFlags = map[string]string{
 	"gpu_memory_utilization": "gpu-memory-utilization",
 	"block_size":             "block-size",
@@ -24,9 +24,9 @@ var resolvedFlags = map[string]string{
 	"num_gpu_blocks":         "num-gpu-blocks",
 }
 
-// resolvedArgs returns the values of the server's flags by name, as far as the server tells. These are the flags of
-// its command line and, from /metrics, defaults that it chose by GPU and model. Flags that it does not tell are
-// missing, which is no error.
+// resolvedArgs returns the values of the server's flags by name, as far as the server tells them. Its log tells the
+// flags of its command line. /metrics tells defaults that the server chose by GPU and model. A flag that the server
+// does not tell is missing; that is no error.
 func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
 	args := map[string]string{}
 	maps.Copy(args, s.log.now().args)
@@ -34,7 +34,7 @@ func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
 	if err != nil || a.status != http.StatusOK {
 		return args
 	}
-	samples, _ := exposition.Parse(string(a.body)) // without samples, the command line has to do
+	samples, _ := exposition.Parse(string(a.body)) // after an error there are no samples, and the command line must be enough
 	for _, s := range samples {
 		if s.Name != cacheConfig {
 			continue

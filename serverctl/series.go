@@ -10,9 +10,9 @@ import (
 	"vllmtuner/serverctl/gpu"
 )
 
-// A Series is what the server and its GPUs did over a period, about once a second. Columns of one group have one
-// value per row. A failed reading leaves no row, so the times show the gaps. Counters are totals since the server's
-// start.
+// A Series records what the server and its GPUs did over a period, about once a second. Every column has one value for
+// each time in At; the columns of a GPU have their own At. A failed reading leaves no row, so the times show the gaps.
+// Counters are totals since the server's start.
 type Series struct {
 	At         []float64 `json:"at_s"` // seconds since the beginning of the period
 	Running    []float64 `json:"running"`
@@ -29,7 +29,7 @@ type Series struct {
 	GPUs []GPUSeries `json:"gpus,omitempty"`
 }
 
-// A GPUSeries is one GPU's part of a Series.
+// A GPUSeries is the part of a Series for one GPU.
 type GPUSeries struct {
 	Index int       `json:"index"`
 	At    []float64 `json:"at_s"`
@@ -38,14 +38,14 @@ type GPUSeries struct {
 	UsedMiB     []float64 `json:"used_mib"`
 	PowerW      []float64 `json:"power_w"`
 	SMClockMHz  []float64 `json:"sm_clock_mhz"`
-	Throttle    []string  `json:"throttle,omitempty"` // each reason that was seen, once
+	Throttle    []string  `json:"throttle,omitempty"` // the reasons to throttle that were seen, each once
 }
 
-// A recorder fills a Series while somebody wants one.
+// A recorder fills the Series that Observe has begun, until it is ended.
 type recorder struct {
 	mu    sync.Mutex
 	begin time.Time
-	now   *Series // nil while nobody wants one
+	now   *Series // nil while no series is wanted
 }
 
 // Observe begins a series, with times relative to begin, and returns a function that ends it. A second series ends
@@ -65,7 +65,7 @@ func (s *Server) Observe(begin time.Time) (end func() *Series) {
 	}
 }
 
-// seconds rounds to milliseconds: more digits only make the store larger.
+// seconds returns d in seconds, rounded to milliseconds. More digits would only make the store larger.
 func seconds(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 1000 }
 
 func (r *recorder) add(at time.Time, c Counters) {
@@ -103,7 +103,7 @@ func (r *recorder) addGPUs(reading gpu.Reading) {
 	}
 }
 
-// add appends a row, and each new reason to throttle.
+// add appends a row. It also appends each reason to throttle that was not seen before.
 func (s *GPUSeries) add(at float64, g gpu.GPU) {
 	s.At = append(s.At, at)
 	s.Utilization = append(s.Utilization, figure(g.Utilization))
@@ -117,7 +117,7 @@ func (s *GPUSeries) add(at float64, g gpu.GPU) {
 	}
 }
 
-// figure is the value, or -1 if it is unknown.
+// figure returns the value, or -1 if it is unknown.
 func figure(told *float64) float64 {
 	if told == nil {
 		return -1
@@ -135,12 +135,12 @@ func (s *Series) gpu(index int) *GPUSeries {
 	return &s.GPUs[len(s.GPUs)-1]
 }
 
-// A looper is a gpu.Source that reports by itself, which costs less than a query each time.
+// A looper is a gpu.Source that reports readings by itself. This costs less than one query for each reading.
 type looper interface {
 	Watch(ctx context.Context, every time.Duration, tell func(gpu.Reading)) error
 }
 
-// watchGPUs reads the GPUs once a second until ctx ends.
+// watchGPUs reads the GPUs once a second until ctx ends, and adds the readings to the series.
 func (s *Server) watchGPUs(ctx context.Context) {
 	if len(s.before) == 0 {
 		return
@@ -163,7 +163,7 @@ func (s *Server) watchGPUs(ctx context.Context) {
 // maxMisses is how many readings in a row may fail before poll gives up.
 const maxMisses = 10
 
-// poll queries a source repeatedly.
+// poll queries a source once per interval. It returns when ctx ends, or with the last error when it gives up.
 func poll(ctx context.Context, source gpu.Source, every time.Duration, tell func(gpu.Reading)) error {
 	misses := 0
 	for {

@@ -18,16 +18,16 @@ type Server struct {
 	http      *http.Client
 	port      int
 	url       string
-	owned     bool // the port was seen to be ours
+	owned     bool // a check has shown that only our process listens on the port
 	healthy   bool // /health answered 200
 	strangers int  // checks in a row in which another process answered on the port
 	modelID   string
 	facts     Facts
-	before    []gpu.GPU // the server's GPUs as they were before its start; none if there are none to query
+	before    []gpu.GPU // the server's GPUs before its start; empty if no GPU can be queried
 	shm       *host.ShmWatch
-	oomKills  int64 // by the kernel before the start; see death
+	oomKills  int64 // how many processes the kernel had killed for lack of memory before the start
 	series    recorder
-	gpuError  string // why the GPUs are no longer watched; to be read after the watchers have ended
+	gpuError  string // why the GPUs are no longer watched; valid after the watchers have ended
 
 	stopWatch context.CancelFunc // ends the watchers
 	watched   sync.WaitGroup     // the watchers
@@ -42,7 +42,7 @@ type Server struct {
 // URL is the base URL, such as http://127.0.0.1:8000.
 func (s *Server) URL() string { return s.url }
 
-// ModelID is the model's name in requests.
+// ModelID is the name that requests use for the model.
 func (s *Server) ModelID() string { return s.modelID }
 
 // Facts returns what the server logged about itself during its start.

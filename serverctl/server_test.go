@@ -15,7 +15,7 @@ import (
 	"vllmtuner/serverctl/host"
 )
 
-// oomCounter returns a machine whose kernel has killed two processes for lack of memory, and a function that makes it
+// oomCounter returns a machine whose kernel has killed two processes for lack of memory. kill raises this number to
 // three.
 func oomCounter(t *testing.T) (machine host.Reader, kill func()) {
 	t.Helper()
@@ -54,7 +54,7 @@ func awaitDeath(t *testing.T, s *Server) *ExitError {
 
 func TestADeathUnderLoadHasAClass(t *testing.T) {
 	t.Parallel()
-	hangups := make(chan os.Signal, 1) // under nohup the children would ignore SIGHUP, were it not for a handler here
+	hangups := make(chan os.Signal, 1) // with this handler, the children do not ignore SIGHUP even under nohup
 	signal.Notify(hangups, syscall.SIGHUP)
 	t.Cleanup(func() { signal.Stop(hangups) })
 	oom := filepath.Join(t.TempDir(), "oom.log")
@@ -62,11 +62,11 @@ func TestADeathUnderLoadHasAClass(t *testing.T) {
 		"(EngineCore_DP0 pid=2) ERROR 11-20 21:23:37 [core.py:936] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const request = 0 // not a signal: the fake dies at a request
+	const request = 0 // in place of a signal: the test sends a request that makes the fake server die
 	for _, row := range []struct {
 		name, role string
 		signal     syscall.Signal
-		counted    bool // by the kernel as killed for lack of memory
+		counted    bool // whether the kernel counts the server as killed for lack of memory
 		class      Class
 		cause      Cause
 		evidence   string
@@ -132,7 +132,7 @@ func TestResetCacheChecksThatItHappened(t *testing.T) {
 	for _, row := range []struct {
 		name, role string
 		devMode    string
-		want       string // in the error; empty means success
+		want       string // text in the error; empty means success
 	}{
 		{"0.14.1 tells by its log", "reset-old", "1", ""},
 		{"0.33 tells by its answer", "reset-new", "1", ""},

@@ -8,22 +8,22 @@ import (
 	"time"
 )
 
-// Facts are what a server reports about itself by the time it is ready. A zero field is unknown.
+// Facts are what a server has reported about itself when it is ready. A zero field is unknown.
 type Facts struct {
 	Version        string        `json:"version,omitempty"`         // such as 0.14.1
 	KVCacheTokens  int           `json:"kv_cache_tokens,omitempty"` // from the start-up log
 	KVCacheGiB     float64       `json:"kv_cache_gib,omitempty"`    // per GPU
-	MaxConcurrency float64       `json:"max_concurrency,omitempty"` // requests of max-model-len that fit
+	MaxConcurrency float64       `json:"max_concurrency,omitempty"` // how many requests of max-model-len fit into the KV cache
 	ModelGiB       float64       `json:"model_gib,omitempty"`       // weights
 	GraphGiB       float64       `json:"graph_gib,omitempty"`       // CUDA graphs
 	MaxModelLen    int           `json:"max_model_len,omitempty"`   // from /v1/models
 	StartUp        time.Duration `json:"start_up_ns,omitempty"`     // from exec to the first real token
 	Port           int           `json:"port,omitempty"`
-	Simulated      bool          `json:"simulated,omitempty"` // no GPU behind it
+	Simulated      bool          `json:"simulated,omitempty"` // the server is a simulator without a GPU
 
-	Parts    []Part            `json:"start_up_parts,omitempty"` // the parts of StartUp, in order; they sum to it
+	Parts    []Part            `json:"start_up_parts,omitempty"` // the parts of StartUp in order; their sum is StartUp
 	Compiled bool              `json:"compiled,omitempty"`       // graphs were compiled, not loaded from the compile cache
-	Args     map[string]string `json:"args,omitempty"`           // the resolved value of each flag, defaults included, by flag name without dashes
+	Args     map[string]string `json:"args,omitempty"`           // the value of each flag, by flag name without dashes; defaults are included
 }
 
 // A Part is one phase of a start-up.
@@ -51,10 +51,10 @@ type Counters struct {
 	AcceptedAt []float64
 }
 
-// A Class is the way in which a server, and with it a trial, failed.
+// A Class is the kind of failure of a server, and of its trial.
 type Class string
 
-// The classes. The table classes says whose fault each is.
+// These are the classes. The table classes in remedies.go says whether the point is at fault.
 const (
 	FlagsRejected  Class = "flags-rejected"
 	OOMStart       Class = "oom-start"
@@ -76,29 +76,29 @@ const (
 	ClientLimited Class = "client-limited"
 )
 
-// A Cause says what exactly happened, if more is known than the class. Its words are for people and scripts.
+// A Cause says what exactly happened, if more than the class is known. Its text is for people and scripts.
 type Cause string
 
 // The causes.
 const (
-	EngineDead    Cause = "engine-dead"           // the engine died, its API server lived on
-	ExitZero      Cause = "exit-0"                // it ended under load with exit code 0: no flag does that
-	IllegalAccess Cause = "illegal-memory-access" // a kernel accessed memory that it must not
+	EngineDead    Cause = "engine-dead"           // the engine died, and its API server lived on
+	ExitZero      Cause = "exit-0"                // the server ended under load with exit code 0: no flag does that
+	IllegalAccess Cause = "illegal-memory-access" // a GPU kernel accessed memory that it must not access
 	NCCL          Cause = "nccl"                  // the GPUs could not communicate
 	DiskFull      Cause = "disk-full"
 	TooManyFiles  Cause = "too-many-open-files"
 	GatedModel    Cause = "gated-model"      // the model exists, but these credentials may not read it
-	Profiling     Cause = "memory-profiling" // another process gave GPU memory back while this one measured it
+	Profiling     Cause = "memory-profiling" // another process freed GPU memory while this server measured how much was free
 	SlowDisk      Cause = "slow-disk"        // the weights were still loading at the start timeout
 	OthersMemory  Cause = "memory-of-others" // another process holds the GPU's memory
 	NoToken       Cause = "no-token"         // requests run but no token comes
 	Deaf          Cause = "deaf"             // the API server does not answer
 	NotDrained    Cause = "not-drained"      // requests remain although there is no load
 
-	Terminated  Cause = "terminated" // somebody asked it to end: SIGTERM, SIGINT or SIGHUP
-	Killed      Cause = "killed"     // somebody killed one of its processes, or a process ended silently
+	Terminated  Cause = "terminated" // somebody asked the server to end: SIGTERM, SIGINT or SIGHUP
+	Killed      Cause = "killed"     // somebody killed a process of the server, or a process ended silently
 	HostOOM     Cause = "host-oom"   // the machine, or the cgroup, was out of memory
-	Segfault    Cause = "segfault"   // one of its processes crashed: SIGSEGV, SIGABRT or the like
+	Segfault    Cause = "segfault"   // a process of the server crashed: SIGSEGV, SIGABRT or the like
 	BusError    Cause = "bus-error"  // a mapped file could not be read, or /dev/shm was full
 	Driver      Cause = "gpu-driver" // the GPU or its driver does not work
 	Command     Cause = "command"    // the server's command cannot be run
@@ -118,9 +118,9 @@ type ExitError struct {
 	Class    Class
 	Cause    Cause         // empty when only the class is known
 	Evidence string        // the log line that shows the class, or what was observed
-	Code     int           // exit code; -1 when it still ran or died of a signal
-	Tail     []string      // last lines of its log
-	Took     time.Duration // from the start to the failure, where wall-clock time does not tell
+	Code     int           // exit code; -1 when the server still ran or a signal ended it
+	Tail     []string      // last lines of the server's log
+	Took     time.Duration // time from the start to the failure; set only by the simulator, whose time is virtual
 }
 
 // memoryFlags are the flags that make vLLM allocate memory of the host. vllm/config/cache.py, kv_transfer.py and

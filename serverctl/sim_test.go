@@ -17,7 +17,7 @@ import (
 	"vllmtuner/serverctl/sim/vllm"
 )
 
-// The log of each version's simulated server tells the facts, the phases and the args of its start.
+// serverctl reads the facts, the phases and the args of a start from the log of each version's simulated server.
 func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 	for _, version := range sim.Versions {
 		p, err := sim.LoadProfile("small-fast")
@@ -70,7 +70,7 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 	}
 }
 
-// The help of each version lists all its flags, and nothing else is taken for a flag.
+// parseHelp reads all flags from the help of each version, and takes nothing else for a flag.
 func TestTheHelpOfEachSimulatedVersionIsRead(t *testing.T) {
 	for _, version := range sim.Versions {
 		help, ok := (&vllm.Server{Version: version}).Help([]string{"--help=all"})
@@ -102,7 +102,8 @@ func TestTheHelpOfEachSimulatedVersionIsRead(t *testing.T) {
 				t.Errorf("%s: %s was read, and is no flag", version, name)
 			}
 		}
-		// 0.33.0 shows a list in the place of the value, which its argparse does not hold values against.
+		// The help of 0.33.0 shows a list in place of the value, but its argparse does not check values against this
+		// list. So the list must not be read as choices.
 		if choices := read["--kv-cache-dtype"]; slices.Contains(choices, "fp8") == (version == "0.33.0") {
 			t.Errorf("%s: the choices of --kv-cache-dtype are %v", version, choices)
 		}

@@ -14,22 +14,23 @@ import (
 )
 
 const (
-	portAttempts = 3 // after the first: another process may take the port before the server binds it
+	portAttempts = 3 // attempts after the first; another process may take the port before the server binds it
 	// shmEvery is how often the shared memory of a starting server is recorded, in case it dies before it is ready.
 	shmEvery = time.Second
-	// abortGrace is how long a server that was never ready may take to end: it has nothing to finish.
+	// abortGrace is how long a server that was never ready may take to end. It is short, because such a server has
+	// nothing to finish.
 	abortGrace = 5 * time.Second
 )
 
 // errStartTimeout is the cause of a start that took too long.
 var errStartTimeout = errors.New("the start timeout has passed")
 
-// Start starts a server and returns it when it has generated a first token. The server is our own child, and the
-// socket on its port must belong to it: Start never mistakes another process on the port for it.
+// Start starts a server and returns it when it has generated a first token. The server is our own child, and Start
+// checks that the socket on the port belongs to it. So Start never mistakes another process for the server.
 //
-// A server that dies, hangs or rejects its flags gives an *ExitError. A config with which no server can start, such
-// as a missing program, gives another error: no other flags would help. The end of ctx stops the server. When Start
-// returns an error, no process is left.
+// A server that dies, hangs or rejects its flags gives an *ExitError. A config with which no server can start, such as
+// a missing program, gives another error, because no other flags would help. The end of ctx stops the server. When
+// Start returns an error, no process is left.
 func Start(ctx context.Context, config Config) (*Server, error) {
 	c, err := config.withDefaults()
 	if err != nil {
@@ -44,7 +45,9 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 		if wanted != 0 && held.port != wanted {
 			c.progress("port %d is taken by another process; the server gets port %d", wanted, held.port)
 		}
-		if attempt > 0 { // a server that does not share its address while it binds cannot get a port that we hold
+		// A server that does not share its address while it binds cannot get a port that we hold. So later attempts
+		// release it.
+		if attempt > 0 {
 			held.release()
 		}
 		server, err := launch(ctx, c, held.port)
@@ -68,7 +71,7 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 	s := &Server{
 		config: c,
 		log:    &logbook{to: c.Log, secrets: c.secrets(environ)},
-		http:   &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2}}, // no proxy, whatever the environment says
+		http:   &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 2}}, // ignores proxies of the environment
 		port:   port,
 		url:    "http://" + net.JoinHostPort("127.0.0.1", strconv.Itoa(port)),
 		exited: make(chan struct{}),
@@ -99,8 +102,8 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 	return s, nil
 }
 
-// abort ends a server that was never ready, and returns why it was not. If the server cannot be ended, abort returns
-// that instead: no other server may be started beside it.
+// abort ends a server that never became ready, and returns cause. If the server cannot be ended, abort returns the
+// error of that, because no other server may be started beside it.
 func (s *Server) abort(ctx context.Context, cause error) error {
 	s.config.StopTimeout = min(s.config.StopTimeout, abortGrace)
 	if _, err := s.Stop(context.WithoutCancel(ctx)); err != nil {
@@ -136,7 +139,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 	for {
 		select {
 		case <-s.process.Exited():
-			s.log.close() // Stop reports its error
+			s.log.close() // the error is left to Stop, which reports it
 			return s.death(s.ending(""))
 		case <-ctx.Done():
 			if cause := context.Cause(ctx); !errors.Is(cause, errStartTimeout) {
@@ -144,7 +147,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 			}
 			return s.startTimeout(waiting)
 		case <-shm.C:
-			_ = s.seeShm() // processes come and go; Stop reports what it cannot see
+			_ = s.seeShm() // may fail, because processes come and go; Stop reports what it cannot see
 			continue
 		case <-time.After(s.config.limits.readyEvery):
 		}
@@ -162,7 +165,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 
 func (s *Server) startTimeout(waiting string) *ExitError {
 	now := s.log.now()
-	// Weights that were still loading are the disk's fault, not the point's.
+	// If the weights were still loading, the disk is to blame, not the point.
 	if now.phase == loadingPhase && now.shards > 0 && now.shards < 100 {
 		return s.failure(Infrastructure, SlowDisk, "%d %% of the weights were loaded after %v", now.shards, s.config.StartTimeout)
 	}
@@ -173,8 +176,8 @@ func (s *Server) startTimeout(waiting string) *ExitError {
 	return e
 }
 
-// checkReady checks each condition of a ready server in turn. It returns what to wait for, empty when the server is
-// ready, or an error that waiting does not cure.
+// checkReady checks the conditions of a ready server, one after another. waiting says which condition is missing; empty
+// means that the server is ready. err is an error that waiting does not cure.
 func (s *Server) checkReady(ctx context.Context) (waiting string, err error) {
 	health, err := s.call(ctx, http.MethodGet, "/health", nil, s.config.limits.healthTimeout)
 	if err != nil {
@@ -224,7 +227,7 @@ func (s *Server) readModel(ctx context.Context) (waiting string, err error) {
 	return "", nil
 }
 
-// firstToken makes the server generate: /health does not run the model.
+// firstToken asks the server for one token, because /health does not run the model.
 func (s *Server) firstToken(ctx context.Context) (waiting string, err error) {
 	var completion struct {
 		Choices []struct{} `json:"choices"`
@@ -237,7 +240,7 @@ func (s *Server) firstToken(ctx context.Context) (waiting string, err error) {
 	return waiting, err
 }
 
-// version asks the server for its version. Not every server can tell; then it stays empty.
+// version asks the server for its version. It returns "" if the server cannot tell.
 func (s *Server) version(ctx context.Context) string {
 	var v struct{ Version string }
 	if waiting, err := s.ask(ctx, http.MethodGet, "/version", nil, &v); waiting != "" || err != nil {

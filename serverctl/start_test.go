@@ -20,7 +20,7 @@ import (
 	"vllmtuner/serverctl/proc"
 )
 
-// told collects the progress of a starting server.
+// told collects the progress and the log of a starting server.
 type told struct {
 	mu   sync.Mutex
 	said []string
@@ -62,7 +62,7 @@ func config(role string) (Config, *told) {
 	}, &seen
 }
 
-// start starts a role that becomes ready.
+// start starts a server that becomes ready, and stops it after the test.
 func start(t *testing.T, c Config) *Server {
 	t.Helper()
 	s, err := Start(t.Context(), c)

@@ -16,16 +16,17 @@ import (
 )
 
 const (
-	// portCloseLimit is how long a port may stay open after the last process has ended. The kernel closes it at once.
+	// portCloseLimit is how long a port may stay open after the last process has ended. Normally the kernel closes it
+	// at once.
 	portCloseLimit = 5 * time.Second
-	// gpuSlackMiB is how much more GPU memory than before the start may be in use while it still counts as released: the
-	// driver keeps some MiB per GPU for itself, and more after its first use.
+	// gpuSlackMiB is a tolerance in MiB. Memory counts as released if no more than this is in use on top of the memory
+	// before the start. The driver keeps some MiB per GPU for itself, and more after its first use.
 	gpuSlackMiB = 256
 	// gpuEvery is the pause between two queries of the GPU's memory. nvidia-smi takes about 50 ms per call and GPU.
 	gpuEvery = 250 * time.Millisecond
 )
 
-// An Ended says how the end of a server went.
+// An Ended reports how the end of a server went.
 type Ended struct {
 	Took     time.Duration `json:"took_ns"`             // in total
 	Shm      []string      `json:"shm,omitempty"`       // files of this server in /dev/shm that it left and we removed
@@ -42,12 +43,12 @@ type GPUMemory struct {
 	After  float64 `json:"after_mib"`  // after its end; -1 when the GPU no longer tells
 }
 
-// A MemoryError says that a server's GPU memory was not released. No next server may start: it would run out of
+// A MemoryError says that a server's GPU memory was not released. No other server may start then: it would run out of
 // memory, or get a smaller cache.
 type MemoryError struct {
-	GPUs    []GPUMemory // those with more memory in use than before
+	GPUs    []GPUMemory // GPUs with more memory in use than before the start
 	Waited  time.Duration
-	Holders []gpu.Process // processes with memory there, as far as the driver tells
+	Holders []gpu.Process // processes that hold GPU memory, as far as the driver tells
 }
 
 // Error lists each GPU with its memory, and says what to do.
@@ -72,12 +73,13 @@ func (e *MemoryError) Error() string {
 	return b.String()
 }
 
-// takeStock records, before the start, the shared memory and GPU memory in use, which are not the server's.
+// takeStock runs before the start. It records the shared memory and GPU memory that are in use already, because they
+// are not the server's.
 func (s *Server) takeStock(ctx context.Context) (err error) {
 	if s.shm, err = host.WatchShm(host.DevShm); err != nil {
 		return err
 	}
-	s.oomKills, _, _ = s.config.machine.OOMKills() // if nothing counts them, no death is blamed on memory
+	s.oomKills, _, _ = s.config.machine.OOMKills() // without a count of OOM kills, no death is blamed on memory
 	if s.config.GPU == nil {
 		return nil
 	}
@@ -92,7 +94,7 @@ func (s *Server) takeStock(ctx context.Context) (err error) {
 	return nil
 }
 
-// OwnGPUs returns the GPUs of a reading that a server with these args uses. env is added to the tuner's own
+// OwnGPUs returns those GPUs of a reading that a server with these args uses. env is added to the tuner's own
 // environment.
 func OwnGPUs(reading gpu.Reading, env map[string]string, args []string) []gpu.GPU {
 	visible := gpu.Visible(reading, func(name string) (string, bool) {
@@ -101,14 +103,14 @@ func OwnGPUs(reading gpu.Reading, env map[string]string, args []string) []gpu.GP
 		}
 		return os.LookupEnv(name)
 	})
-	return visible[:min(len(visible), worldSize(args))] // vLLM uses the first ones
+	return visible[:min(len(visible), worldSize(args))] // vLLM uses the first GPUs that it can see
 }
 
 // Stop ends the server: it sends SIGTERM, waits for StopTimeout, then sends SIGKILL to the whole process tree. It
-// returns when no process is alive, the port is closed, the server's files in /dev/shm are removed and the GPUs'
-// memory is released. A *MemoryError says that the memory was not released. Callers must close their streams first: a
-// server that waits for its clients uses up the StopTimeout. The end of ctx cuts the StopTimeout short. A second call
-// returns the same.
+// returns when no process is alive, the port is closed, the server's files in /dev/shm are removed and the GPUs' memory
+// is released. A *MemoryError says that the memory was not released. Callers must close their streams first: a server
+// that waits for its clients uses up the StopTimeout. The end of ctx cuts the StopTimeout short. A second call returns
+// the result of the first.
 func (s *Server) Stop(ctx context.Context) (Ended, error) {
 	s.stopOnce.Do(func() {
 		begin := time.Now()
@@ -120,7 +122,7 @@ func (s *Server) Stop(ctx context.Context) (Ended, error) {
 	return s.ended, s.stopErr
 }
 
-// stop performs the steps of Stop, each when the one before it is done.
+// stop performs the steps of Stop, one after another.
 func (s *Server) stop(ctx context.Context) error {
 	if s.stopWatch != nil {
 		s.stopWatch()
@@ -150,8 +152,8 @@ func (s *Server) stop(ctx context.Context) error {
 	return s.awaitMemory(context.WithoutCancel(ctx))
 }
 
-// seeShm records the shared memory that the server's processes hold. Memory that it misses is not removed later:
-// leaving a file is better than removing a neighbour's.
+// seeShm records the shared memory that the server's processes hold. Stop removes only recorded memory: to leave a file
+// is better than to remove a neighbour's.
 func (s *Server) seeShm() error {
 	pids, err := s.process.Members()
 	if err != nil {
@@ -186,7 +188,8 @@ func (s *Server) awaitMemory(ctx context.Context) error {
 	}
 }
 
-// holders returns the processes that hold GPU memory; none where the driver does not tell, as in most containers.
+// holders returns the processes that hold GPU memory. It returns none if the driver does not tell, as in most
+// containers.
 func (s *Server) holders(ctx context.Context) []gpu.Process {
 	lister, ok := s.config.GPU.(interface {
 		Processes(ctx context.Context) ([]gpu.Process, error)
@@ -201,10 +204,10 @@ func (s *Server) holders(ctx context.Context) []gpu.Process {
 	return processes
 }
 
-// unknownMiB stands for the memory of a GPU that no longer tells it.
+// unknownMiB stands for the memory in use on a GPU that no longer reports it.
 const unknownMiB = -1
 
-// compare pairs the memory in use before and after. It omits a GPU that did not tell it before.
+// compare pairs each GPU's memory in use before and after. It omits GPUs that did not report it before.
 func compare(before, after []gpu.GPU) []GPUMemory {
 	var list []GPUMemory
 	for _, b := range before {
@@ -222,7 +225,7 @@ func compare(before, after []gpu.GPU) []GPUMemory {
 	return list
 }
 
-// released reports whether no more memory is in use than before the start.
+// released reports whether no more memory is in use than before the start, apart from gpuSlackMiB.
 func (g GPUMemory) released() bool { return g.After != unknownMiB && g.After <= g.Before+gpuSlackMiB }
 
 // awaitClosed waits until no process listens on a port.

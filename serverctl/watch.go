@@ -10,12 +10,13 @@ import (
 	"time"
 )
 
-// lastWords is how long to wait for the reason that a dead engine has written to the pipe.
+// lastWords is how long to wait for a dead engine's last log lines. They tell why it died, and may still be in the
+// pipe.
 const lastWords = 500 * time.Millisecond
 
 // beginWatch starts the watchers. Stop ends them and waits for them.
 func (s *Server) beginWatch(ctx context.Context) {
-	// The server outlives the context of its start; Stop ends it.
+	// The watchers must go on after the start, whose context is ctx. Stop ends them.
 	watchCtx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	s.stopWatch = cancel
 	s.watched.Go(func() {
@@ -27,13 +28,13 @@ func (s *Server) beginWatch(ctx context.Context) {
 	s.watched.Go(func() { s.watchGPUs(watchCtx) })
 }
 
-// watch returns how the server died or became useless, or nil when ctx ended first. If its engine is dead, an API
-// server lives on for seconds, or for ever with VLLM_KEEP_ALIVE_ON_ENGINE_DEATH, and /health answers 503 (0.14.1,
-// 0.33.0). A hanging engine shows only in counters that stand still.
+// watch returns how the server died or became useless, or nil when ctx ended first. After the death of its engine, an
+// API server lives on for seconds, or for ever with VLLM_KEEP_ALIVE_ON_ENGINE_DEATH. Its /health then answers 503
+// (0.14.1, 0.33.0). A hanging engine shows only in counters that stand still.
 func (s *Server) watch(ctx context.Context) *ExitError {
 	failures := 0
 	still := stillness{limit: s.config.HangTimeout}
-	next := time.Now()  // the time to read the counters
+	next := time.Now()  // when to read the counters next
 	var ping chan error // the ping in progress; nil when there is none
 	for {
 		select {
@@ -45,8 +46,8 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			}
 			continue
 		case <-s.process.Exited():
-			s.log.close() // Stop reports its error
-			// The exit code is 0 when the engine died and the API server then shut down normally.
+			s.log.close() // the error is left to Stop, which reports it
+			// Exit code 0 is possible too: the engine died, and the API server then shut down normally.
 			what := "the server ended by itself: "
 			if s.process.State().ExitCode() < 0 {
 				what = "the server's first process was ended: "
@@ -66,14 +67,16 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			failures = 0
 		}
 		if failures >= s.config.limits.healthFailures {
-			if s.log.now().signs.outside != nil { // the server then waits for its clients; 0.14.1 has no limit for this wait
+			// Somebody has ended the server from outside, and it waits for its clients. 0.14.1 has no limit for this
+			// wait.
+			if s.log.now().signs.outside != nil {
 				return s.death(ending{code: -1})
 			}
 			return s.failure(Hang, Deaf, "/health failed %d times in a row: %v", failures, err)
 		}
 		if now := time.Now(); failures == 0 && !now.Before(next) {
 			next = now.Add(s.config.limits.sampleEvery)
-			_ = s.seeShm() // processes come and go; Stop reports what it cannot see
+			_ = s.seeShm() // may fail, because processes come and go; Stop reports what it cannot see
 			if evidence := s.readCounters(ctx, &still); evidence != "" {
 				return s.failure(Hang, NoToken, "%s", evidence)
 			}
@@ -84,8 +87,8 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 	}
 }
 
-// ping requests one token. An engine that froze while idle does not report the requests that came since, so its
-// counters look idle for ever (SIGSTOP of EngineCore, 0.14.1).
+// ping requests one token. If an engine froze while it was idle, it does not report the requests that came since. So
+// its counters look idle for ever (SIGSTOP of EngineCore, 0.14.1).
 func (s *Server) ping(ctx context.Context) chan error {
 	answered := make(chan error, 1)
 	s.watched.Go(func() {
@@ -93,7 +96,7 @@ func (s *Server) ping(ctx context.Context) chan error {
 		defer cancel()
 		waiting, err := s.firstToken(ctx)
 		switch {
-		case ctx.Err() == nil: // any answer is fine: the process and /health show an end
+		case ctx.Err() == nil: // any answer in time proves life; the process and /health show an end
 			err = nil
 		case err == nil && waiting != "":
 			err = errors.New("waited for " + waiting)
@@ -103,7 +106,8 @@ func (s *Server) ping(ctx context.Context) chan error {
 	return answered
 }
 
-// engineDeath waits briefly for the engine's last words: the API server may answer before they came through the pipe.
+// engineDeath explains a dead engine. It first waits briefly for the engine's last log lines: the API server may answer
+// before they have come through the pipe.
 func (s *Server) engineDeath() *ExitError {
 	for deadline := time.Now().Add(lastWords); s.log.now().signs.known == nil && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
@@ -115,7 +119,7 @@ func (s *Server) engineDeath() *ExitError {
 	return e
 }
 
-// ending returns how the server's first process ended, with words in front of its own.
+// ending returns how the server's first process ended. The words in what come before the description.
 func (s *Server) ending(what string) ending {
 	state := s.process.State()
 	end := ending{code: state.ExitCode(), words: what + state.String()}
@@ -125,7 +129,8 @@ func (s *Server) ending(what string) ending {
 	return end
 }
 
-// death explains the end of the server by its log, and a killed process by the kernel's counter.
+// death explains the end of the server by its log. If a process was killed, it also reads the kernel's counter of
+// out-of-memory kills.
 func (s *Server) death(end ending) *ExitError {
 	e := s.log.death(end)
 	if e.Class == ModelNotFound && !strings.Contains(e.Evidence, s.config.Model) {
@@ -141,8 +146,8 @@ func (s *Server) death(end ending) *ExitError {
 	return e
 }
 
-// readCounters reads the counters, adds them to a series if one is wanted, and returns why the server hangs, if it
-// does.
+// readCounters reads the counters, and adds them to a series if one is wanted. If the server hangs, it returns the
+// evidence.
 func (s *Server) readCounters(ctx context.Context, still *stillness) (evidence string) {
 	ctx, cancel := context.WithTimeout(ctx, s.config.limits.healthTimeout)
 	defer cancel()
@@ -168,7 +173,8 @@ type stillness struct {
 	token time.Time // time of the last progress, or of the last ping
 }
 
-// tooQuiet reports whether no token came for so long that an idle server must prove that it can generate one.
+// tooQuiet reports whether no token came for the time limit. Then even an idle server must prove that it can generate
+// one. The time starts again after each such report.
 func (s *stillness) tooQuiet(now time.Time) bool {
 	if now.Sub(s.token) < s.limit {
 		return false
@@ -177,8 +183,8 @@ func (s *stillness) tooQuiet(now time.Time) bool {
 	return true
 }
 
-// see returns the evidence of a hang: requests are running or waiting, but no token was read or written for as long as
-// the time limit.
+// see returns the evidence of a hang: requests are running or waiting, but for the whole time limit no token was read
+// or written.
 func (s *stillness) see(now time.Time, c Counters) (evidence string) {
 	busy := c.Running+c.Waiting > 0
 	moved := c.PromptTokens != s.last.PromptTokens || c.GenerationTokens != s.last.GenerationTokens

@@ -7,8 +7,8 @@ import (
 )
 
 // worldSize returns how many GPUs a server with these args uses: the product of its parallel sizes
-// (vllm/config/parallel.py: world_size times data parallel ranks). A size that is not a number counts as 1; the
-// server will report it.
+// (vllm/config/parallel.py: world_size × the number of data parallel ranks). A size that is not a number counts as 1;
+// the server will report it.
 func worldSize(args []string) int {
 	flags, err := space.Flags(args)
 	if err != nil {

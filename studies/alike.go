@@ -9,12 +9,12 @@ import (
 )
 
 // SameWords is how many of a study's first servers must die with the same message before the machine is to blame. The
-// default, the user's own args and a sampled point have hardly a flag in common.
+// first three servers have the default, the user's own args and a sampled point, which have hardly a flag in common.
 const SameWords = 3
 
 // Counts reports whether a trial says anything about its point. It does not if the study's first servers all died with
-// the same message, with any flags. Then the machine or the server's command was broken, and the point should be tried
-// again.
+// the same message, although their flags differed. Then the machine or the server's command was broken, and the point
+// should be tried again.
 func (t Trial) Counts() bool { return t.Result.Cause != serverctl.SameWords }
 
 // discountAlikeDeaths marks the first trials as unknown if their servers all died with the same message. It does not
@@ -36,8 +36,8 @@ func Forgiven(trials []Trial) []Trial {
 	return trials
 }
 
-// AllDiedAlike reports whether there is a trial, and the servers of all trials died in their start with the same
-// message.
+// AllDiedAlike reports whether the servers of all trials died in their start with the same message. It is false if
+// there is no trial.
 func AllDiedAlike(trials []Trial) bool {
 	end, alike := diedAlike(trials)
 	return alike > 0 && end == len(trials)
@@ -70,11 +70,13 @@ func forgive(trials []Trial) {
 	}
 }
 
-// figures match the numbers in which equal messages differ: process IDs, addresses, times, ports.
+// figures matches the numbers that may differ between messages that are otherwise equal: process IDs, addresses, times,
+// ports.
 var figures = regexp.MustCompile(`0x[0-9a-fA-F]+|[0-9]+`)
 
 // lastWords returns the message with which a server died in its start, if the machine may be to blame. A lack of memory
-// is always the point's fault. Rejected flags are, unless the message is the same for different flags.
+// is always the point's fault. Rejected flags are the point's fault too, unless different flags get exactly the same
+// message.
 func lastWords(r trial.Result) (words string, ok bool) {
 	if r.Outcome != trial.Infeasible && r.Cause != serverctl.SameWords || r.Facts.StartUp > 0 || r.Evidence == "" {
 		return "", false

@@ -26,14 +26,14 @@ type epochBackup struct {
 	updated time.Time
 }
 
-// newestBackup returns the newest whole database of all epochs, except the database named but. It writes nothing beside
-// the databases.
+// newestBackup returns the newest whole database of all epochs. It leaves out the database whose path is the argument
+// but. It writes nothing beside the databases.
 func newestBackup(dir, but string) (b epochBackup, found bool) {
 	epochs, err := fs.Glob(os.DirFS(dir), "e[0-9]*/"+fence.Database)
 	if err != nil {
 		return b, false
 	}
-	slices.Sort(epochs) // their names have the same length
+	slices.Sort(epochs) // in the order of their numbers, because all names have the same length
 	for _, name := range slices.Backward(epochs) {
 		if path := filepath.Join(dir, name); path != but {
 			if b, err := readBackup(path); err == nil {
@@ -44,8 +44,8 @@ func newestBackup(dir, but string) (b epochBackup, found bool) {
 	return b, false
 }
 
-// readBackup checks a copy of a database, in which SQLite rolls back an incomplete transaction. It returns the key
-// figures, or sql.ErrNoRows when the database has no study.
+// readBackup copies a database and checks the copy, in which SQLite rolls back an incomplete transaction. It returns
+// the key figures, or sql.ErrNoRows when the database has no study.
 func readBackup(path string) (b epochBackup, err error) {
 	b.files = []string{path}
 	hot, err := isHot(path)
@@ -78,8 +78,9 @@ func readBackup(path string) (b epochBackup, err error) {
 	})
 }
 
-// offer says how to go on from the backup: in another directory, because the slots of this one belong to newer epochs.
-// There it is a study of the first schema, with its database in the study's directory itself.
+// offer returns a text for the user that says how to go on from the backup. The user must copy it to another directory,
+// because the slots of this directory belong to newer epochs. There the study has the form of the first schema: its
+// database is in the study's directory itself.
 func (b *epochBackup) offer(acknowledged int64) string {
 	var files []string
 	for _, file := range b.files {

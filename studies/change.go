@@ -10,31 +10,31 @@ import (
 	"time"
 )
 
-// A Change is one fact of the world that differs from what it was. The zero Change is none.
+// A Change is one fact of the world whose value has changed. The zero Change means that nothing has changed.
 type Change struct {
 	Fact    string  // a key of Study.World, Found or Noted; or the seed
-	Was, Is *string // nil where nothing was known
-	WasIn   *int    // the trial whose server had Was; nil where no trial showed it
+	Was, Is *string // the old and the new value; nil if not known
+	WasIn   *int    // number of the trial whose server had the value Was; nil if none
 }
 
-// Changes are changes that were found together.
+// Changes are the changes that were found at the same time.
 type Changes []Change
 
-// The store itself sets these facts.
+// These facts are set by the store itself.
 const (
 	factSeed          = "seed"
 	factServerVersion = "server version"
 )
 
-// VersionChange is the change from the server of a trial that has a version to a server of another version.
+// VersionChange is the change from the server version of an earlier trial to another version.
 func VersionChange(before Trial, version string) Change {
 	return Change{factServerVersion, &before.Version, &version, &before.Number}
 }
 
-// nothing is printed for a fact that is not known.
+// This is the text for a value that is not known.
 const nothing = "(nothing)"
 
-// String is the change on one line, for a person.
+// String returns the change as one line, for a person.
 func (c Change) String() string {
 	was := valueText(c.Was)
 	if c.WasIn != nil {
@@ -57,10 +57,10 @@ func (c Changes) lines() (lines []string) {
 	return lines
 }
 
-// String is a line for each change.
+// String returns one line for each change.
 func (c Changes) String() string { return strings.Join(c.lines(), "\n") }
 
-// net merges successive changes of one fact, and drops a fact that came back to what it was.
+// net merges successive changes of one fact into one. It drops a fact that has its first value again.
 func (c Changes) net() (left Changes) {
 	var merged Changes
 	for _, change := range c {
@@ -111,7 +111,8 @@ func insertChanges(tx *transaction, event int64, all Changes) {
 	}
 }
 
-// loadChanges returns the changes of each event, by its ID. Before schema 5 the events have them in their text.
+// loadChanges returns the changes of each event, by the ID of the event. Before schema 5 it returns none, because an
+// event then has its changes in its text.
 func (r *reading) loadChanges() (of map[int64]Changes, err error) {
 	if r.schema < hasChanges {
 		return nil, nil
@@ -144,10 +145,12 @@ func (t *transaction) splitChanges() error {
 	return t.err
 }
 
-// wasInTrial matches how an old sentence names the trial with the old version of the server.
+// wasInTrial matches the end of an old value such as "0.14.1 in trial 3". It names the trial whose server had that
+// version.
 var wasInTrial = regexp.MustCompile(` in trial ([0-9]+)$`)
 
-// parseChanges parses an old event's text: a line for each change. A line that is no change continues the one before.
+// parseChanges parses an old event's text, which has a line for each change. A line that is no change continues the
+// text of the change before it.
 func parseChanges(text string) (all Changes) {
 	for line := range strings.SplitSeq(text, "\n") {
 		key, values, isChange := strings.Cut(line, ": ")

@@ -84,7 +84,7 @@ func TestEachChangedValueIsFound(t *testing.T) {
 	})
 }
 
-// otherDigit changes a value, in one digit if it has one: 30 becomes 90.
+// otherDigit returns another value of the same type. In a text with a digit it changes the first digit: 30 becomes 90.
 func otherDigit(v any) (any, bool) {
 	switch v := v.(type) {
 	case int64:
@@ -125,7 +125,7 @@ func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 				return all
 			}, columns)
 			beside := strings.HasPrefix(what, "ledger.") || columns == short && (strings.Contains(what, ".series") || strings.Contains(what, ".sketches"))
-			if !errors.Is(err, errDamaged) && !beside { // beside: summaries do not read this column
+			if !errors.Is(err, errDamaged) && !beside { // beside means that summaries do not read this column
 				t.Errorf("%s: summarize = %v, want damaged", what, err)
 			}
 		}

@@ -9,8 +9,9 @@ import (
 	"github.com/mattn/go-sqlite3"
 )
 
-// A mark is the end of a base. Probes, events and the ledger only grow, and a trial has the number of the commit that
-// changed it last.
+// A mark says where a base snapshot ends: its number of commits, and the newest rows of the tables that only grow. A
+// delta has the rows after it. Trials can change later, so each trial has the number of the commit that changed it
+// last.
 type mark struct{ commits, probes, events, ledger int64 }
 
 func markOf(db *sql.DB, commits int64) (mark, error) {
@@ -20,7 +21,8 @@ func markOf(db *sql.DB, commits int64) (mark, error) {
 	return m, err
 }
 
-// deltaTables are the tables of a delta, with the condition of the rows that it has. A delta has short tables whole.
+// deltaTables are the tables of a delta. rows is the SQL condition that selects the rows of the delta. Short tables
+// have no condition: the delta has all their rows.
 var deltaTables = []struct{ name, rows string }{
 	{"studies", ""},
 	{"world", ""},
@@ -32,8 +34,8 @@ var deltaTables = []struct{ name, rows string }{
 	{"ledger", "WHERE id > :ledger"},
 }
 
-// join attaches a delta to the database of its base, and makes views that show both as one database. SQLite looks for a
-// name without a schema among temporary names first.
+// join attaches a delta to the database of its base, and makes views that show both as one database. The views are
+// temporary, because SQLite looks for a name without a schema among temporary names first.
 func join(db *sql.DB, delta string, version int) error {
 	views := ""
 	for _, t := range deltaTables {
@@ -96,8 +98,8 @@ func attach(db *sql.DB, delta string) error {
 	return nil
 }
 
-// deltaSince returns, as an SQLite file, the rows of a live database after a base's mark. It writes nothing to the
-// disk.
+// deltaSince returns an SQLite file with those rows of a live database that came after a base's mark. It writes nothing
+// to the disk.
 func deltaSince(db *sql.DB, base mark) (content []byte, err error) {
 	ctx := context.Background()
 	conn, err := db.Conn(ctx)

@@ -27,7 +27,7 @@ import (
 // and so does the next snapshot while it is made.
 const minFree = 64 << 20
 
-// slowCommit is the longest time for a small write to a healthy disk, also over a network.
+// slowCommit is the longest time that a small write takes on a healthy disk, even over a network.
 const slowCommit = 200 * time.Millisecond
 
 // prepare makes the study's directory, and checks that its disk can be written, has space, and loses no writes.
@@ -47,8 +47,8 @@ func prepare(dir string) (Disk, error) {
 	return disk, err
 }
 
-// checkOwn refuses a study's directory with a part that this user cannot write, or that is a link. If it was found
-// later, the run would have begun a new epoch already.
+// checkOwn refuses a study's directory if a part of it is a link, or if this user cannot read and write a part. It runs
+// early, because a run that finds this later has already begun a new epoch.
 func checkOwn(dir string) error {
 	for _, part := range []struct {
 		name string
@@ -128,7 +128,7 @@ func whose(err error, dir string) string {
 		dir, name(int(stat.Uid)), info.Mode().Perm(), name(os.Geteuid()))
 }
 
-// makeDir makes a directory and its parents, unless they exist. They are on the disk when it returns.
+// makeDir makes a directory and its parents, unless they exist. When it returns, they are on the disk.
 func makeDir(dir string) error {
 	above := filepath.Dir(dir)
 	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) {
@@ -146,7 +146,8 @@ func makeDir(dir string) error {
 	return syncPath(above)
 }
 
-// sweepAfter is the age at which a temporary file is removed, by the disk's clock. No tuner needs one for that long.
+// sweepAfter is the age, by the disk's clock, at which a temporary file is removed. No tuner needs a temporary file for
+// that long.
 const sweepAfter = time.Hour
 
 // leftovers match the names of files that a killed tuner may leave: files of a disk check, half a snapshot with
@@ -164,14 +165,15 @@ var leftovers = []struct {
 	{backupDir, regexp.MustCompile(`^schema-[0-9]+\.db\.tmp(-journal)?$`)},
 }
 
-// ownerID is the ID that thisOwner makes: 26 characters of base32.
+// ownerID matches an ID that thisOwner makes: 26 characters of base32.
 const ownerID = `[a-z2-7]{26}`
 
 var lookName = regexp.MustCompile(`^look-` + ownerID + `$`)
 
 // sweep removes leftovers.
 func (s *Store) sweep() error {
-	slots, err := os.Stat(filepath.Join(s.dir, fence.SlotDir)) // this owner has just made a slot, so its time is now
+	// This owner has just made a slot, so the time of the slots' directory is now, by the disk's clock.
+	slots, err := os.Stat(filepath.Join(s.dir, fence.SlotDir))
 	if err != nil {
 		return err
 	}
@@ -213,11 +215,11 @@ const checkName = "write-check-*.tmp"
 // A Disk describes the disk of a study.
 type Disk struct {
 	Mount    fence.Mount
-	Commit   time.Duration // time of a small write until it is on the disk, median of five
+	Commit   time.Duration // median time of five small writes, until they are on the disk
 	Warnings []string      // for the user
 }
 
-// Owners says when a killed run can be taken over on the disk.
+// Owners says, for the user, how soon the next run can continue a killed run on this disk.
 func (d Disk) Owners() string {
 	switch d.Mount.Locks() {
 	case fence.CertainLocks:
@@ -228,9 +230,10 @@ func (d Disk) Owners() string {
 	return "shared, without locks: the next run continues a killed one after --takeover-after"
 }
 
-// ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study: it
-// cannot be written and synced, ignores O_EXCL, has less free space than a study needs, or its mount options lose
-// writes. If the directory does not exist yet, it examines the nearest existing parent. It leaves no file behind.
+// ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study. Such
+// a disk cannot be written and synced, ignores O_EXCL, has less free space than a study needs, or has mount options
+// that lose writes. If the directory does not exist yet, ExamineDisk examines the nearest existing parent. It leaves no
+// file behind.
 func ExamineDisk(dir string) (d Disk, err error) {
 	defer func() { err = markUnusable(err) }()
 	if dir, err = filepath.Abs(dir); err != nil {
@@ -245,11 +248,11 @@ func ExamineDisk(dir string) (d Disk, err error) {
 			return d, err
 		}
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTDIR) || dir == filepath.Dir(dir) {
-			break // it exists, or the write below returns the error
+			break // dir exists, or the write below returns the error
 		}
 		dir = filepath.Dir(dir)
 	}
-	if err := checkFree(dir); err != nil { // before the first write, whose error would say less
+	if err := checkFree(dir); err != nil { // before the first write, whose error would be less clear
 		return d, err
 	}
 	if d.Commit, err = checkWrite(dir); err != nil {
@@ -303,7 +306,8 @@ func checkWrite(dir string) (took time.Duration, err error) {
 	return median(all), nil
 }
 
-// checkFree returns an error when the disk has less free space than the study in the directory needs, or a new study.
+// checkFree returns an error when the disk has too little free space for the study in the directory. If there is no
+// study, it checks the space for a new one.
 func checkFree(dir string) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -324,7 +328,7 @@ func checkFree(dir string) error {
 }
 
 // copiedSize is the number of bytes that a resume copies: the database, for the next epoch, and a base snapshot. It
-// takes the largest file of each kind for the newest whole one.
+// assumes that the largest file of each kind is the newest whole one.
 func copiedSize(dir string) (size uint64, err error) {
 	for _, patterns := range [][]string{{fence.Database, "e*/" + fence.Database}, {snapshotDir + "/*.db"}} {
 		var largest int64
@@ -334,7 +338,7 @@ func copiedSize(dir string) (size uint64, err error) {
 				return 0, err
 			}
 			for _, name := range names {
-				if info, err := os.Stat(filepath.Join(dir, name)); err == nil { // otherwise it was removed meanwhile
+				if info, err := os.Stat(filepath.Join(dir, name)); err == nil { // otherwise the file was removed meanwhile
 					largest = max(largest, info.Size())
 				}
 			}
@@ -353,8 +357,9 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// Lock makes a directory for one process at a time, such as the directory of a sweep's servers, and locks it. The
-// lock lasts until it is closed or the process is gone. If another process has the lock, Lock returns ErrOwned.
+// Lock makes a directory and locks it, so that only one process uses it at a time. An example is the directory of a
+// sweep's servers. The lock lasts until it is closed or the process is gone. If another process has the lock, Lock
+// returns ErrOwned.
 func Lock(dir string) (lock io.Closer, err error) {
 	if _, err := prepare(dir); err != nil {
 		return nil, err

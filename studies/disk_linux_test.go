@@ -24,7 +24,7 @@ func smallDisk(t *testing.T, mib int) string {
 	return dir
 }
 
-// Open refuses a disk with too little space before it writes a file.
+// Open refuses a disk with too little space, before it writes any file.
 func TestTooLittleSpace(t *testing.T) {
 	disk := smallDisk(t, 8)
 	_, _, err := Open(context.Background(), filepath.Join(disk, "llama70b"), llama, Options{})
@@ -50,7 +50,8 @@ func TestReadOnlyDisk(t *testing.T) {
 	wantUnusable(t, errorOf(ExamineDisk(filepath.Join(disk, "qwen"))), disk+" cannot be written", "read-only file system")
 }
 
-// A disk that fills up during a study breaks the store with a clear error. No acknowledged probe is lost.
+// If a disk fills up during a study, the store returns a clear error and is not usable any more. No acknowledged probe
+// is lost.
 func TestDiskFillsUp(t *testing.T) {
 	disk := smallDisk(t, 70)
 	dir := filepath.Join(disk, "llama70b")
@@ -88,7 +89,7 @@ func TestNoSpaceForTheCopy(t *testing.T) {
 	s := open(t, dir)
 	try(t, s.Begin(aTrial(0)), s.Close())
 	epochs, err := filepath.Glob(filepath.Join(dir, "e*", "study.db"))
-	try(t, err, os.Truncate(epochs[0], 100<<20)) // a sparse file, which takes no space on the disk
+	try(t, err, os.Truncate(epochs[0], 100<<20)) // makes a sparse file, which takes no space on the disk
 	for _, err := range []error{errorOf(ExamineDisk(dir)), second(Open(context.Background(), dir, llama, Options{}))} {
 		wantUnusable(t, err, dir+" has only", "MiB) free", "this study, whose database and snapshot are copied when it goes on, needs 165 MiB", "--root")
 	}
@@ -102,7 +103,7 @@ func TestNoSpaceForTheCopy(t *testing.T) {
 
 func second(_ *Store, _ bool, err error) error { return err }
 
-// If a directory does not exist, whose names the owner of the nearest parent.
+// The function whose() names the owner of the nearest parent, if the directory does not exist.
 func TestWhose(t *testing.T) {
 	root := t.TempDir()
 	err := whose(os.ErrPermission, filepath.Join(root, "pp", "llama70b"))
@@ -114,7 +115,7 @@ func TestWhose(t *testing.T) {
 	}
 }
 
-// A link to nothing cannot hold a study, and its directory cannot either.
+// A link to nothing cannot hold a study, and neither can a directory below it.
 func TestLinkToNothing(t *testing.T) {
 	root := t.TempDir()
 	link := filepath.Join(root, "llama70b")

@@ -8,17 +8,18 @@ import (
 	"slices"
 )
 
-// ReadEach reads a study that may be too long for the memory. It calls read with the study as ReadSummary returns it,
-// without whole trials, and with an iterator over all trials, whole and in order. The iterator is valid until read
-// returns. Without series, these trials lack what the trials of ReadSummary lack.
+// ReadEach reads a study that may be too large for the memory. It calls read with two values: the study as ReadSummary
+// returns it, without whole trials, and an iterator over all trials. The iterator yields whole trials in their order,
+// and is valid until read returns. Without series, these trials lack the same parts as the whole trials of ReadSummary,
+// such as Series and Sketches.
 //
-// ReadEach checks a whole snapshot before it calls read, and tries no other afterwards: an error of read is returned.
-// The returned study is the summary, and its Behind says whether a newer one was published.
+// ReadEach checks a whole snapshot before it calls read, and tries no other snapshot afterwards. It returns an error of
+// read. The returned study is the summary. Its Behind says whether a newer snapshot was published.
 func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[Trial, error]) error) (Study, error) {
 	var begun bool
 	var stopped error
 	study, err := readPublished(dir, func(db *sql.DB) (Study, error) {
-		if begun { // read was called already, and then closing the snapshot failed; that does no harm
+		if begun { // read was called already, and then closing failed, which does no harm
 			return Study{}, nil
 		}
 		if _, err := checkDatabase(db); err != nil {
@@ -35,10 +36,11 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 	return study, cmp.Or(stopped, err)
 }
 
-// trialsInMemory is how many trials ReadEach holds at once: a few megabytes, and few queries.
+// trialsInMemory is how many trials ReadEach holds at once. They take a few megabytes, and so large groups need few
+// queries.
 const trialsInMemory = 64
 
-// each returns the trials, whole.
+// each returns an iterator over all trials, which reads whole trials in groups.
 func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
 		for part := range slices.Chunk(r.study.Trials, trialsInMemory) {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// encode returns v as JSON. NaN and infinities have no JSON; the error names the field.
+// encode returns v as JSON. JSON has no NaN and no infinities; the error names the field that has one.
 func encode(v any) (string, error) {
 	if err := finite("", reflect.ValueOf(v)); err != nil {
 		return "", err
@@ -41,14 +41,14 @@ func finite(path string, v reflect.Value) error {
 	return nil
 }
 
-// timeLayout sorts as text, and SQLite's date functions read it.
+// timeLayout is the form of times in the database. Such texts sort by time, and SQLite's date functions read them.
 const timeLayout = "2006-01-02T15:04:05.000000000Z"
 
 func formatTime(t time.Time) string { return t.UTC().Format(timeLayout) }
 
 func decode(text string, v any) error { return json.Unmarshal([]byte(text), v) }
 
-// parseTime reads what formatTime wrote. Go has a faster parser for RFC3339Nano than for other layouts.
+// parseTime reads what formatTime wrote. It uses RFC3339Nano, because Go parses this layout faster than others.
 func parseTime(text string, t *time.Time) (err error) {
 	*t, err = time.Parse(time.RFC3339Nano, text)
 	return err

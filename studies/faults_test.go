@@ -69,20 +69,20 @@ func finish(s *Store, trials, probes int, say func(string)) error {
 	return s.SetState(Done, "")
 }
 
-// A failure is one way in which a disk, or a host, can fail at a call.
+// A failure is one way in which a disk or a host can fail at a call.
 type failure struct {
 	name  string
-	at    func(faultfs.Call) bool // selects the calls at which it can happen
-	lasts bool                    // it happens at all later calls too
+	at    func(faultfs.Call) bool // selects the calls at which the failure can happen
+	lasts bool                    // it also happens at all later calls that at selects
 	fault faultfs.Fault
 	dies  bool          // the tuner is killed at the call
-	cut   *faultfs.Loss // a power cut loses this; nil without a power cut
+	cut   *faultfs.Loss // what a power cut loses; nil means no power cut
 	slow  bool          // the call succeeds, but takes long
 }
 
 func anyCall(faultfs.Call) bool { return true }
 
-// mayBeFull selects the calls at which a disk may be full. Some disks report it only at a sync.
+// mayBeFull selects the calls at which a disk may report that it is full. Some disks report it only at a sync.
 func mayBeFull(c faultfs.Call) bool {
 	return c.Changes() && c.Op != "unlink" && c.Op != "rmdir" || syncs(c)
 }
@@ -95,7 +95,7 @@ func isWrite(c faultfs.Call) bool { return c.Op == "write" }
 
 func notLookup(c faultfs.Call) bool { return c.Op != "lookup" }
 
-// An owner gives up after half of shortTTL, which is less than slowCall.
+// An owner gives up when its disk is silent for half of shortTTL. slowCall is longer than that.
 const (
 	slowCall = 1200 * time.Millisecond
 	shortTTL = 2 * time.Second
@@ -129,13 +129,13 @@ type faultRun struct {
 	owed  []string // probes that were acknowledged before the run
 	look  func()   // called before each call; may be nil
 
-	mu     sync.Mutex   // guards the fields up to before
+	mu     sync.Mutex   // guards the fields from seen to before
 	seen   int          // number of selected calls so far
 	kill   func()       // kills the tuner
 	dead   bool         // the tuner was killed
-	hit    faultfs.Call // the call that failed; N is 0 when there were fewer calls
+	hit    faultfs.Call // the call that failed; N is 0 if no call failed
 	slots  int          // number of slots that this run made
-	before int          // number of slots made before the hit
+	before int          // number of slots that this run made before the failed call
 
 	said  string   // standard error of the tuner
 	err   error    // exit status of the tuner
@@ -187,17 +187,18 @@ func (s *faultRun) run(t *testing.T, root string) (left string) {
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	cmd := exec.CommandContext(ctx, os.Args[0])
-	started := make(chan struct{}) // the tuner may make a call before cmd.Start returns
+	started := make(chan struct{}) // closed when cmd.Start has returned; the tuner may make calls before that
 	s.kill = func() {
 		<-started
-		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Process.Kill() // an error means that it has ended
 	}
 	m, err := faultfs.New(from, at, s.next)
 	if err != nil {
 		t.Skipf("faultfs cannot be mounted: %v", err)
 	}
 	cmd.Env = append(os.Environ(), childDir+"="+filepath.Join(at, "llama"), childRole+"=finish")
-	if s.slow { // the other runs have the default, so that a slow machine does not end them
+	// Only these runs have a short TTL. In the others a slow machine must not end the tuner.
+	if s.slow {
 		cmd.Env = append(cmd.Env, childTakeover+"="+shortTTL.String())
 	}
 	var stderr strings.Builder
@@ -248,7 +249,7 @@ func (s *faultRun) tolerable() bool {
 	c := s.hit
 	name := filepath.Base(c.Path)
 	switch {
-	case s.fault.Half && s.fault.Errno == 0: // the caller writes the rest next
+	case s.fault.Half && s.fault.Errno == 0: // the caller then writes the other half
 		return true
 	case s.fault.Errno == syscall.ESTALE: // the kernel repeats the call
 		return true
@@ -309,7 +310,7 @@ func (s *faultRun) check(t *testing.T, dir string) {
 	}
 	age(t, dir)
 	store, _, err := Open(context.Background(), dir, llama, Options{})
-	for range 20 { // another test between fork and exec holds the lock too
+	for range 20 { // a child that another test is starting holds the lock until its exec
 		if !errors.Is(err, ErrOwned) {
 			break
 		}
@@ -376,7 +377,8 @@ func (s *faultRun) checkTidy(t *testing.T, dir string) {
 	}
 }
 
-// faultEvery returns the step from one tried call to the next: FAULT_EVERY, or a default. With 1 every call is tried.
+// faultEvery returns the distance from one tried call to the next: FAULT_EVERY, or a default. The distance 1 means that
+// every call is tried. random has the seed FAULT_SEED, or the time as its seed.
 func faultEvery(t *testing.T, byDefault int) (every int, random *rand.Rand) {
 	every = fromEnv(t, "FAULT_EVERY", byDefault)
 	seed := fromEnv(t, "FAULT_SEED", uint64(time.Now().UnixNano()))
@@ -401,7 +403,8 @@ func TestTheDiskFailsAtAnyCallOfATakeover(t *testing.T) {
 // had acknowledged.
 func killedInACommit(t *testing.T) (begun string, owed []string) {
 	t.Helper()
-	slots := 0 // a slot for the claim, for the opened epoch, for the new study, and for each later commit
+	// Number of slots so far: one for the claim, the opened epoch, the new study, and each later commit.
+	slots := 0
 	inCommit := func(c faultfs.Call) bool {
 		if c.Op == "create" && strings.HasPrefix(c.Path, "llama/fence/0") {
 			slots++
@@ -421,12 +424,13 @@ func killedInACommit(t *testing.T) (begun string, owed []string) {
 }
 
 // SQLite ignores a journal that it cannot see, and would take half a transaction for a whole one. The tuner must refuse
-// that.
+// to go on then.
 func TestHiddenJournal(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()
 	begun, owed := killedInACommit(t)
-	const copied = 4 // calls while the journal is copied: a lookup and a getattr in each of two rounds
+	// Number of calls while the journal is copied: a lookup and a getattr in each of two rounds.
+	const copied = 4
 	refused := 0
 	for few := range 6 {
 		looks := 0
@@ -449,8 +453,8 @@ func TestHiddenJournal(t *testing.T) {
 	}
 }
 
-// Before each call of a small study, and of a takeover, a reader finds a whole study, and never an older one than
-// before.
+// Before each call of a small study and of a takeover, a reader can read a whole study. It never gets an older study
+// than before.
 func TestReadersFindAWholeStudyBeforeEachCall(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()
@@ -478,10 +482,12 @@ func TestReadersFindAWholeStudyBeforeEachCall(t *testing.T) {
 	}
 }
 
-// faultShards is the number of parallel runs with one failure: a takeover mostly waits.
+// faultShards is the number of parallel runs with one failure. Parallel runs save time, because a takeover mostly
+// waits.
 const faultShards = 4
 
-// tryFailures tries each failure at every nth call that it selects; faultEvery says which n.
+// tryFailures tries each failure at every nth call that the failure selects. every says which n, unless FAULT_EVERY is
+// set.
 func tryFailures(t *testing.T, every int, begun string, owed []string) {
 	every, random := faultEvery(t, every)
 	var runs atomic.Int64
@@ -499,7 +505,7 @@ func tryFailures(t *testing.T, every int, begun string, owed []string) {
 					s := &faultRun{failure: f, nth: nth, begun: begun, owed: owed}
 					root := filepath.Join(root, strconv.Itoa(nth))
 					dir := s.run(t, root)
-					if s.hit.N == 0 { // there are fewer calls
+					if s.hit.N == 0 { // the failure selects fewer than nth calls
 						return
 					}
 					runs.Add(1)
@@ -511,7 +517,7 @@ func tryFailures(t *testing.T, every int, begun string, owed []string) {
 	}
 }
 
-// faultRoot returns a temporary directory in memory, or else on disk.
+// faultRoot returns a temporary directory in memory, or on disk if that is not possible.
 func faultRoot(t *testing.T) string {
 	dir, err := os.MkdirTemp("/dev/shm", "tuner-faults-*")
 	if err != nil {

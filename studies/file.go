@@ -11,8 +11,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// IsFile reports whether a SQLite file holds a study, as Export writes it. Other programs' files have no schema
-// version, or other tables.
+// IsFile reports whether a SQLite file holds a study, as Export writes it. Files of other programs have no schema
+// version, or lack a study's tables.
 func IsFile(path string) (bool, error) {
 	return inFile(path, published, func(db *sql.DB) (bool, error) {
 		version, err := schemaVersion(db)
@@ -26,8 +26,8 @@ func IsFile(path string) (bool, error) {
 	})
 }
 
-// ReadFile returns the study in a file that Export has written. It writes no file beside it. It refuses a file of a
-// study's own directory, because that may be a part of the study only.
+// ReadFile returns the study in a file that Export has written, and creates no file beside that one. It refuses a file
+// in a study's own directory, because such a file may hold only a part of the study.
 func ReadFile(path string) (study Study, err error) {
 	dir, err := filepath.Abs(filepath.Join(filepath.Dir(path), ".."))
 	if err != nil {
@@ -42,7 +42,7 @@ func ReadFile(path string) (study Study, err error) {
 	return study, nil
 }
 
-// readFile reads a file, or a converted copy of one with an older schema.
+// readFile reads a file. If the file has an older schema, it reads a converted copy.
 func readFile(path string) (study Study, err error) {
 	study, err = inFile(path, published, func(db *sql.DB) (Study, error) {
 		switch version, err := schemaVersion(db); {

@@ -41,7 +41,7 @@ func TestReadFile(t *testing.T) {
 	}
 }
 
-// IsFile and ReadFile refuse SQLite files that no Export has written.
+// IsFile and ReadFile refuse SQLite files that Export has not written.
 func TestOtherSQLiteFiles(t *testing.T) {
 	for name, sql := range map[string]string{
 		"of another program":  `CREATE TABLE studies (study_id INTEGER); CREATE TABLE trials (trial_id INTEGER)`,

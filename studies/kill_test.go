@@ -21,8 +21,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// The test binary also runs as a child: with childDir set it is a tuner that writes until it is killed, or plays the
-// role in childRole.
+// The test binary also runs as a child process. If childDir is set, it plays the role in childRole. Without a role it
+// is a tuner that writes until it is killed.
 const (
 	childDir      = "STUDIES_TEST_CHILD_DIR"
 	childRole     = "STUDIES_TEST_ROLE"
@@ -30,7 +30,7 @@ const (
 	childSnapshot = "STUDIES_TEST_FROM_SNAPSHOT"
 )
 
-// childRoles are the roles of a child.
+// childRoles maps the name of a role to its function, which gets the value of childDir.
 var childRoles = map[string]func(dir string) error{"": writeUntilKilled, "write": writeUntilKilled, "read": readUntilKilled, "verify": verify, "finish": finishStudy, "list": printList}
 
 func TestMain(m *testing.M) {
@@ -82,8 +82,8 @@ func readUntilKilled(dir string) error {
 	}
 }
 
-// verify opens the study, which checks the integrity of its database. It checks that the study has all probes that its
-// standard input lists as acknowledged.
+// verify opens the study, and Open checks the database. Then verify checks that the study has every probe that standard
+// input lists as acknowledged.
 func verify(dir string) error {
 	s, err := openAsChild(dir)
 	if err != nil {
@@ -115,7 +115,7 @@ func verify(dir string) error {
 	return s.Close()
 }
 
-// writeUntilKilled goes on with the study, and prints a line for each acknowledged probe.
+// writeUntilKilled resumes the study, and prints a line for each acknowledged probe.
 func writeUntilKilled(dir string) error {
 	s, err := openAsChild(dir)
 	if err != nil {
@@ -124,7 +124,7 @@ func writeUntilKilled(dir string) error {
 	return finish(s, math.MaxInt, 4, func(line string) { fmt.Println(line) })
 }
 
-// child starts a writer in the directory. The end of the test kills it.
+// child starts a process that writes the study in the directory. It is killed when the test ends.
 func child(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader, *strings.Builder) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -184,8 +184,8 @@ func killAtAnyMoment(t *testing.T, rounds int) {
 	t.Logf("%d probes were stored; %d rounds ended before their first probe", stored, early)
 }
 
-// countProbes checks that a killed owner left a whole snapshot and a study that resumes. It returns the number of
-// stored probes.
+// countProbes checks that a killed owner left a complete snapshot, and a study that can be resumed. It returns the
+// number of stored probes.
 func countProbes(t *testing.T, dir string) int {
 	t.Helper()
 	if _, err := ReadSnapshot(dir); err != nil && !strings.Contains(err.Error(), "no study") && !strings.Contains(err.Error(), "no snapshot yet") {
@@ -218,7 +218,8 @@ func fromEnv[N int | uint64](t *testing.T, name string, byDefault N) N {
 	return N(n)
 }
 
-// When two tuners are started on one study at once, one runs. The other's error names it.
+// If two tuners are started on one study at the same time, only one runs. The other fails, and its error names the one
+// that runs.
 func TestTwoBeginAtOnce(t *testing.T) {
 	rounds := fromEnv(t, "TWO_OWNERS_ROUNDS", 4)
 	root := t.TempDir()
@@ -260,7 +261,8 @@ func TestTwoBeginAtOnce(t *testing.T) {
 	}
 }
 
-// Files of killed tuners are removed after an hour. The locks of living owners and the user's files stay.
+// Open removes files that killed tuners left more than an hour ago. The locks of living owners and the user's files
+// stay.
 func TestSweep(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -307,7 +309,8 @@ func TestSweep(t *testing.T) {
 	try(t, lock.Close(), folder.Close())
 }
 
-// An owner that was killed before it wrote its first slot keeps nobody from the study.
+// An owner may be killed after it created its first slot and before it wrote the content. Another tuner can then open
+// the study.
 func TestEmptyFirstSlot(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{fence.SlotDir, fence.OwnerDir} {

@@ -11,8 +11,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// Another process may have a lease of a file, as an NFS server has for its clients. Opening the file then waits until
-// that process releases the lease.
+// Another process may hold a lease on a file (fcntl F_SETLEASE), as an NFS server does for its clients. Opening the
+// file then waits until that process releases the lease.
 func TestALeaseIsWaitedFor(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a")

@@ -9,10 +9,11 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// ReadLive calls read for a published study and adds whether its owner lives. A study published as Running becomes
-// Stopped, or NotBegun, if its owner is known to be gone. Otherwise Life has what is known of the owner.
+// ReadLive reads a published study with the function read, and finds out whether its owner is alive. If the owner of a
+// Running study is gone, the State becomes Stopped, or NotBegun if there are no trials. Life says what is known of the
+// owner of a study that was published as Running.
 func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, error)) (Study, error) {
-	before, unknown := snapshots(dir) // if the snapshots cannot be listed, read returns the reason
+	before, unknown := snapshots(dir) // if this fails, read returns the reason
 	study, err := read(dir)
 	if err != nil || study.State != Running {
 		return study, err
@@ -26,8 +27,8 @@ func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, err
 	if !life.Gone {
 		return study, nil
 	}
-	// The owner may have published the study's end after the first read. A snapshot name is used once, so if the newest
-	// name is the same as before that read, nothing was published since.
+	// The owner may have published the study's end after the first read. A snapshot name is used only once. So if the
+	// newest name has not changed since that read, nothing was published.
 	after, err := snapshots(dir)
 	if errors.Join(unknown, err) != nil || after[0] != before[0] {
 		if study, err = read(dir); err != nil || study.State != Running {
@@ -57,7 +58,7 @@ func LifeOf(ctx context.Context, dir string) (life fence.Life, err error) {
 	return life, err
 }
 
-// openFolder opens a study's directory with the kind of locks of its disk.
+// openFolder opens a study's directory. The Folder then knows what the locks of its disk prove about an owner.
 func openFolder(dir string) (*fence.Folder, error) {
 	mount, err := fence.MountOf(dir)
 	if err != nil {

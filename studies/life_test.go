@@ -44,8 +44,8 @@ func TestStateWhenTheOwnerIsDead(t *testing.T) {
 	}
 }
 
-// A study may end after ReadLive has read it and before ReadLive looks for its owner. It has its final state then, and
-// is not Stopped.
+// A study may end after ReadLive has read it and before ReadLive looks for its owner. ReadLive then returns the study's
+// final state, not Stopped.
 func TestStudyEndsDuringReadLive(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "llama70b")
 	s := open(t, dir)
@@ -80,7 +80,8 @@ func TestAStoppedStudyIsReadOnce(t *testing.T) {
 	}
 }
 
-// A study without measurements fits any file. One probe or one result gives it a world.
+// A study without measurements can be resumed with any study file. After one probe or one result, its world must stay
+// the same.
 func TestAStudyWithoutAMeasurementHasNoWorld(t *testing.T) {
 	changed := New{Name: llama.Name, Seed: 8, File: "name: llama70b\n# changed\n", World: map[string]string{"model": "other", "slo": "p99 TTFT <= 9 ms"}, Final: []string{"slo"}}
 	for _, c := range []struct {
@@ -119,7 +120,8 @@ func TestAStudyWithoutAMeasurementHasNoWorld(t *testing.T) {
 	}
 }
 
-// Priors were judged by the SLO of the file that imported them. Anything else may change.
+// A study with priors must keep its SLO, because the priors were judged by it. The rest of the world may change, as
+// there are no measurements.
 func TestPriorsKeepTheSLO(t *testing.T) {
 	dir := t.TempDir()
 	is := llama

@@ -14,14 +14,14 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A reading is a study being read. It checks each row against its checksum, and each table against the sums in the
-// study's row.
+// A reading is a study while it is read. It checks each row against the row's checksum. It checks each table against
+// the numbers of rows and the sums in the study's row.
 type reading struct {
 	db     *sql.DB
 	schema int
 	study  Study
 	holds  holdings
-	parts  []holding // rows and sum of the result and probes of each finished trial
+	parts  []holding // number of rows and checksum sum of each trial's result and probes; zero until the trial is finished
 }
 
 // load reads the whole study.
@@ -33,7 +33,7 @@ func load(db *sql.DB) (Study, error) {
 	return r.study, err
 }
 
-// summarize reads the columns of all trials. Of the trials that whole returns, it reads results and probes too.
+// summarize reads the row of each trial. For the trials that whole returns, it also reads results and probes.
 func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study, error) {
 	r, err := readSummaries(db)
 	if err != nil {
@@ -59,7 +59,7 @@ func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study
 	return r.study, err
 }
 
-// loadSummary reads the columns of all trials.
+// loadSummary reads the row of each trial, without results and probes.
 func loadSummary(db *sql.DB) (Study, error) {
 	return summarize(db, func(Study) []int { return nil }, short)
 }
@@ -70,12 +70,13 @@ func (r *reading) indexOf(number int) int {
 	return i
 }
 
-// Nearest stands for the number of the trial that came nearest to the SLO. It is the measured trial whose failed probe
-// has the most headroom, and among equals the lowest rate. Columns of the trials have these values, because reading all
-// probes of a long study would take seconds.
+// Nearest stands for the number of the trial that came nearest to the SLO. This is the measured trial with the failed
+// probe that has the most headroom. If headrooms are equal, the lowest rate decides. Table trials stores these values,
+// because reading all probes of a long study would take seconds.
 const Nearest = -1
 
-// withNearest replaces Nearest by the number of that trial, or removes it if no probe failed.
+// withNearest replaces Nearest in a list of trial numbers by the number that it stands for. If no probe failed, it
+// removes Nearest from the list.
 func (r *reading) withNearest(numbers []int) ([]int, error) {
 	i := slices.Index(numbers, Nearest)
 	if i < 0 {
@@ -96,7 +97,7 @@ func loadStudy(db *sql.DB) (Study, error) {
 	return r.study, err
 }
 
-// readStudy reads a study without its trials. After an error the reading has a part of it.
+// readStudy reads a study without its trials. After an error, the reading has what was read before.
 func readStudy(db *sql.DB) (*reading, error) {
 	head, holds, err := readHead(db)
 	r := &reading{db: db, holds: holds}
@@ -120,8 +121,8 @@ func readStudy(db *sql.DB) (*reading, error) {
 	return r, nil
 }
 
-// unreadable is the error for a row with a meaningless value. The row's checksum is right, so it was stored with that
-// value.
+// unreadable returns the error for a row with a meaningless value. The row's checksum is right, so the value was stored
+// like that.
 func unreadable(r row) error { return damagedf("%s cannot be read: it has an invalid value", r) }
 
 // all reads a whole table in the order of its keys, and checks that no row is missing.
@@ -152,7 +153,7 @@ func (r *reading) loadEvents() error {
 	})
 }
 
-// readSummaries reads a study with the columns of all trials. Whole trials would take ten times as long.
+// readSummaries reads a study with the row of each trial. To read results and probes too would take ten times as long.
 func readSummaries(db *sql.DB) (*reading, error) {
 	r, err := readStudy(db)
 	if err != nil {
@@ -173,7 +174,7 @@ func readSummaries(db *sql.DB) (*reading, error) {
 	return r, err
 }
 
-// summaryOf returns a trial with what its row has.
+// summaryOf returns a trial with the values that its row in table trials has.
 func summaryOf(r row) (t Trial, err error) {
 	t = Trial{Number: int(r.integer("number")), Origin: Origin(r.text("origin")), State: State(r.text("state")), Version: r.text("version")}
 	err = errors.Join(decode(r.text("point"), &t.Point), decode(r.text("args"), &t.Args), parseTime(r.text("began"), &t.Began))
@@ -201,12 +202,13 @@ func summaryOf(r row) (t Trial, err error) {
 	return t, nil
 }
 
-// seconds rounds to a microsecond. A float64 of seconds is exact to a microsecond for a hundred years.
+// seconds converts seconds to a Duration, rounded to a microsecond. Up to a hundred years, a float64 of seconds is
+// exact to a microsecond.
 func seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
-// fill reads the results and probes that where selects into trials.
+// fill reads results and probes, and stores them in trials. where is the SQL condition that selects them.
 func (r *reading) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
 	found := map[int]holding{}
 	of := func(part row) (*Trial, error) {
@@ -223,7 +225,7 @@ func (r *reading) fill(trials []Trial, columns probeColumns, where string, args 
 		if err != nil {
 			return err
 		}
-		outcome, cause := t.Result.Outcome, t.Result.Cause // these depend on the trials before it
+		outcome, cause := t.Result.Outcome, t.Result.Cause // discountAlikeDeaths may have changed these; the stored result has the old values
 		t.Result = trial.Result{}
 		if decode(result.text("result"), &t.Result) != nil {
 			return unreadable(result)

@@ -6,7 +6,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// Summary(Nearest) reads the probes of the measured trial with the failed probe nearest to the SLO.
+// Summary with Nearest reads the probes of one trial only: the measured trial whose failed probe is nearest to the SLO.
 func TestNearest(t *testing.T) {
 	s := open(t, t.TempDir())
 	read := func() Study {

@@ -20,10 +20,10 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// TrashDir is the directory in a root for deleted studies. No study can have the name.
+// TrashDir is the directory for deleted studies, below the root directory. It is not a valid name of a study.
 const TrashDir = ".trash"
 
-// List returns the names of the studies in a root directory, sorted. A root that does not exist has none.
+// List returns the sorted names of the studies in a root directory. A root that does not exist has no studies.
 func List(root string) ([]string, error) {
 	entries, err := os.ReadDir(cmp.Or(root, "."))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -33,7 +33,7 @@ func List(root string) ([]string, error) {
 		return nil, markUnusable(fmt.Errorf("list the studies: %w", err))
 	}
 	var names []string
-	inStudy, _ := hasStudyFiles(root) // the epochs of a study have databases, but are no studies
+	inStudy, _ := hasStudyFiles(root) // if root is a study itself: its epochs have databases, but are no studies
 	for _, e := range entries {
 		if isStudy(filepath.Join(root, e.Name())) && !(inStudy && fence.IsEpoch(e.Name())) {
 			names = append(names, e.Name())
@@ -44,15 +44,15 @@ func List(root string) ([]string, error) {
 
 // isStudy reports whether a directory holds a study, or may hold a study that this user cannot read.
 func isStudy(dir string) bool {
-	if info, err := os.Stat(filepath.Join(dir, fence.Database)); err == nil && info.Mode().IsRegular() { // schema 1 had no slots
+	if info, err := os.Stat(filepath.Join(dir, fence.Database)); err == nil && info.Mode().IsRegular() { // a study of schema 1 has only a database
 		return true
 	}
 	found, hidden := hasStudyFiles(dir)
 	return found || hidden && ValidName(filepath.Base(dir)) == nil // the name rule excludes directories such as lost+found
 }
 
-// hasStudyFiles reports whether a directory holds slots or snapshots, and whether it may hold slots or snapshots that
-// this user cannot read.
+// hasStudyFiles reports whether it found slots or snapshots in a directory. hidden means that this user is not
+// permitted to look for them.
 func hasStudyFiles(dir string) (found, hidden bool) {
 	for sign, of := range map[string]func(name string) bool{
 		fence.SlotDir: fence.IsSlot,
@@ -65,8 +65,8 @@ func hasStudyFiles(dir string) (found, hidden bool) {
 	return found, hidden
 }
 
-// OtherName returns a warning when the study in a directory has another name than the directory, and "" otherwise. A
-// link to the directory may have the study's name. In the trash a time follows the name.
+// OtherName returns a warning if a directory has another name than its study, and "" otherwise. There is no warning if
+// a link to the directory has the study's name, or if the name in the trash is the study's name and a time.
 func OtherName(dir string, study Study) string {
 	path, err := filepath.Abs(dir)
 	if err != nil || study.Name == "" {
@@ -85,7 +85,7 @@ func OtherName(dir string, study Study) string {
 }
 
 // Delete moves a study into the trash of its root directory, and returns the new path. No file is lost. If the study
-// has an owner, the error wraps ErrOwned. takeoverAfter is as in Options.
+// has an owner, the error wraps ErrOwned. takeoverAfter is as in Options.TakeoverAfter.
 func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to string, err error) {
 	defer func() { err = markUnusable(err) }()
 	if !isStudy(dir) {
@@ -109,7 +109,8 @@ func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to st
 	return to, nil
 }
 
-// stopAndDiscard ends the study's owner and moves the study into the trash before another can own it.
+// stopAndDiscard makes sure that the study has no living owner, and moves the study into the trash before anybody can
+// own it.
 func stopAndDiscard(ctx context.Context, dir string, ttl time.Duration) (to string, err error) {
 	if _, err := checkWrite(dir); err != nil {
 		return "", fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
@@ -128,7 +129,7 @@ func stopAndDiscard(ctx context.Context, dir string, ttl time.Duration) (to stri
 	return to, errors.Join(err, release(), folder.Close())
 }
 
-// checkTrash returns an error when nothing can be moved into the trash. It is called before the owner is stopped.
+// checkTrash returns an error if nothing can be moved into the trash. It runs before anything is changed.
 func checkTrash(trash string) error {
 	info, err := os.Lstat(trash)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -145,7 +146,7 @@ func checkTrash(trash string) error {
 	case !info.IsDir():
 		return unusablef("%s, the trash, is not a directory: move it away", trash)
 	}
-	for _, dir := range []string{trash, filepath.Dir(trash)} { // a move changes both
+	for _, dir := range []string{trash, filepath.Dir(trash)} { // a move changes both directories
 		if err := canWrite(dir); err != nil {
 			return fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
 		}
@@ -153,7 +154,7 @@ func checkTrash(trash string) error {
 	return nil
 }
 
-// canWrite returns an error when this user may not make and remove names in a directory.
+// canWrite returns an error if this user may not create and remove files in a directory.
 func canWrite(dir string) error {
 	return unix.Faccessat(unix.AT_FDCWD, dir, unix.W_OK|unix.X_OK, unix.AT_EACCESS)
 }
@@ -161,7 +162,7 @@ func canWrite(dir string) error {
 // discard moves a directory into the trash beside it, under a new name.
 func discard(dir string) (to string, err error) {
 	parent, name := filepath.Split(dir)
-	root, err := os.OpenRoot(parent) // no name and no link leads out of it
+	root, err := os.OpenRoot(parent) // so that no name and no link can lead out of the parent
 	if err != nil {
 		return "", err
 	}
@@ -179,12 +180,12 @@ func discard(dir string) (to string, err error) {
 	return filepath.Join(parent, to), errors.Join(syncPath(filepath.Join(parent, TrashDir)), syncPath(parent))
 }
 
-// Export writes the published study to a path as one SQLite file (docs/schema.md) and returns its summary. It checks
-// the written file. If the newest snapshot is damaged it exports an older one, and the study's Behind says so.
+// Export writes the published study to a path as one SQLite file (docs/schema.md), checks the file, and returns the
+// study's summary. If the newest snapshot is damaged, it exports an older one, and Behind of the summary says so.
 func Export(ctx context.Context, dir, path string) (Study, error) {
 	var stopped error
 	_, study, err := newestBy(dir, func(n snapshot) (Study, error) {
-		if err := n.write(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // a fault of the written file, not of the snapshot
+		if err := n.write(ctx, dir, path); err != nil && !n.toBlame(dir, err) { // the written file is at fault, not the snapshot
 			stopped = err
 			return Study{}, nil
 		} else if err != nil {
@@ -195,7 +196,8 @@ func Export(ctx context.Context, dir, path string) (Study, error) {
 	return study, cmp.Or(stopped, explainToReader(dir, err))
 }
 
-// toBlame reports whether an error is about the snapshot, and not about the file that it is written to.
+// toBlame reports whether an error comes from the snapshot. Otherwise it comes from the file that the snapshot is
+// written to.
 func (n snapshot) toBlame(dir string, err error) bool {
 	_, newer := errors.AsType[newerError](err)
 	of, onPath := errors.AsType[*fs.PathError](err)
@@ -213,7 +215,8 @@ func readWritten(path string) (Study, error) {
 	return study, explainSQLite(err)
 }
 
-// Around returns the directory of the study that contains a path, or "". The path itself need not exist.
+// Around returns the directory of the study that contains a path, or "" if no study does. The path itself need not
+// exist.
 func Around(path string) string {
 	dir, err := filepath.EvalSymlinks(filepath.Dir(path))
 	if err == nil {

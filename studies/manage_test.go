@@ -14,7 +14,7 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// Delete moves a study unchanged into the trash, and it can be moved back. A running study is not deleted.
+// Delete moves a study unchanged into the trash, and the study can be moved back. Delete refuses a running study.
 func TestDelete(t *testing.T) {
 	root := t.TempDir()
 	dir := filepath.Join(root, "llama70b")
@@ -46,7 +46,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// Delete refuses a link, because only the link would go into the trash.
+// Delete refuses a link, because a move would put only the link into the trash.
 func TestDeleteRefusesALink(t *testing.T) {
 	root, elsewhere := t.TempDir(), filepath.Join(t.TempDir(), "llama70b")
 	link := filepath.Join(root, "llama70b")
@@ -77,13 +77,13 @@ func TestDeleteWithoutTrash(t *testing.T) {
 	}
 }
 
-// Around finds the study of a path with links and dots too.
+// Around also finds the study of a path that has links or dots.
 func TestAround(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	try(t, err)
 	dir, link := filepath.Join(root, "llama70b"), filepath.Join(t.TempDir(), "link")
 	try(t, open(t, dir).Close(), os.Symlink(filepath.Join(dir, snapshotDir), link))
-	try(t, os.WriteFile(filepath.Join(root, fence.Database), nil, 0o644)) // an export may have this name
+	try(t, os.WriteFile(filepath.Join(root, fence.Database), nil, 0o644)) // an export may have this name, and does not make root a study
 	for path, want := range map[string]string{
 		filepath.Join(dir, "one.db"):                    dir,
 		database(t, dir):                                dir,
@@ -154,7 +154,8 @@ func pathsIn(t *testing.T, dir string) (paths []string) {
 	return paths
 }
 
-// Open and Delete refuse a directory with a part that they cannot write, before they change anything.
+// Open and Delete refuse a study in which a file or a link has taken the place of a part. They refuse it before they
+// change anything.
 func TestPartsThatAreNotTheStudys(t *testing.T) {
 	elsewhere := t.TempDir()
 	link := func(path string) error { return os.Symlink(elsewhere, path) }
@@ -207,7 +208,7 @@ func TestAnEpochIsNoStudy(t *testing.T) {
 	try(t, s.Record(0, aProbe(0, 2)), s.Close())
 }
 
-// A directory that this user may not read counts as a study only if a study may have its name.
+// A directory that this user may not read counts as a study only if its name is valid for a study.
 func TestListUnreadable(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be another user")
@@ -223,7 +224,8 @@ func TestListUnreadable(t *testing.T) {
 	}
 }
 
-// damageProbes zeroes a page of a snapshot that has only probes. A reader of summaries does not notice it.
+// damageProbes overwrites one page of a snapshot with zeros. The page has only probes, so a reader of summaries does
+// not notice.
 func damageProbes(t *testing.T, path string) {
 	t.Helper()
 	content, err := os.ReadFile(path)
@@ -243,7 +245,7 @@ func damageProbes(t *testing.T, path string) {
 	t.Fatalf("%s has no page with only probes", path)
 }
 
-// inOneBase makes a study whose newest snapshot is a base, and whose snapshot before that has fewer commits.
+// inOneBase makes a study whose newest snapshot is a base. The snapshot before it has another base and fewer commits.
 func inOneBase(t *testing.T) (dir string, all []snapshot) {
 	t.Helper()
 	dir = t.TempDir()

@@ -17,8 +17,9 @@ import (
 	"vllmtuner/studies/nfslab/pause"
 )
 
-// These environment variables configure a child on real NFS. childPause is POINT:PAGE:FILE, where it waits. The others
-// are the journal mode and the number of commits of a plain database.
+// These environment variables configure a child on real NFS. childPause is POINT:PAGE:FILE and says where the child
+// pauses (see pause.At). The other two are the journal mode and the number of commits of a plain database, see
+// openPlain.
 const (
 	childPause   = "STUDIES_TEST_PAUSE"
 	childJournal = "STUDIES_TEST_JOURNAL"
@@ -33,7 +34,7 @@ func init() {
 	childRoles["plain-verify"] = verifyPlain
 }
 
-// paused plays a role in a process that waits where childPause says.
+// paused calls the function of a role, after it has set where this process pauses.
 func paused(dir string, role func(string) error) error {
 	if at := strings.SplitN(os.Getenv(childPause), ":", 3); len(at) == 3 {
 		page, err := strconv.Atoi(at[1])
@@ -47,19 +48,21 @@ func paused(dir string, role func(string) error) error {
 	return role(dir)
 }
 
-// openPlain opens one SQLite file that only its own locks protect: a study without epochs and slots.
+// openPlain opens a plain database: one SQLite file without a study's epochs and slots, which only SQLite's own locks
+// protect.
 func openPlain(dir, mode string) (*sql.DB, error) {
 	return openFile(filepath.Join(dir, "study.db"), "mode="+mode+"&_journal_mode="+os.Getenv(childJournal)+
 		"&_synchronous=FULL&_txlock=immediate&_busy_timeout=90000")
 }
 
-// plainRows is large enough that each commit moves rows of earlier commits from page to page.
+// A commit adds plainRows rows of plainText bytes each. That is enough to move rows of earlier commits from page to
+// page.
 const (
 	plainRows = 4
 	plainText = 1500
 )
 
-// writePlain makes commits and prints a line for each acknowledged row. Each row goes before the existing ones.
+// writePlain makes commits, and prints a line for each acknowledged row. Each new row goes before the existing ones.
 func writePlain(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -107,8 +110,8 @@ func lookPlain(dir string) error {
 	return db.Close()
 }
 
-// verifyPlain opens the database as a successor does, and checks that it has all rows that its standard input names as
-// acknowledged.
+// verifyPlain opens the database as a successor does. It checks that the database has all rows that standard input
+// lists as acknowledged.
 func verifyPlain(dir string) error {
 	db, err := openPlain(dir, "rw")
 	if err != nil {
@@ -125,7 +128,7 @@ func verifyPlain(dir string) error {
 		}
 		acked++
 		if err := db.QueryRow(`SELECT count(*) FROM probes WHERE seq=? AND length(text)=?`, seq, plainText).Scan(&found); err != nil {
-			found = 0 // damage has the reason
+			found = 0 // the variable damage has the reason
 		}
 		lost += 1 - found
 	}
@@ -136,8 +139,8 @@ func verifyPlain(dir string) error {
 	return db.Close()
 }
 
-// powerOff makes a file system lose all unsynced data and stop, like a power cut (FS_IOC_SHUTDOWN without a flush of
-// its log).
+// powerOff acts as a power cut: the file system loses all unsynced data and stops (FS_IOC_SHUTDOWN without a flush of
+// the file system's log).
 func powerOff(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {

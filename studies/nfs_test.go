@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// TestNFS runs tuners and readers while real NFS fails. Each script of nfslab runs in a machine of its own.
+// TestNFS runs tuners and readers while real NFS fails. Each script of nfslab runs in an emulated machine of its own.
 func TestNFS(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "nfslab/run.sh", "--setup").CombinedOutput(); err != nil {
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok && exit.ExitCode() == 77 {
@@ -57,8 +57,8 @@ func TestNFS(t *testing.T) {
 	})
 }
 
-// cutPower cuts a machine's power during a write several times. After each cut it checks that all acknowledged probes
-// are stored.
+// cutPower cuts the power of an emulated machine during a write, several times. After each cut it checks that all
+// acknowledged probes are stored.
 func cutPower(t *testing.T, binary string, cuts int) {
 	disk, list := filepath.Join(t.TempDir(), "disk"), filepath.Join(t.TempDir(), "acked")
 	var acked bytes.Buffer
@@ -84,11 +84,11 @@ func cutPower(t *testing.T, binary string, cuts int) {
 	t.Logf("\nok power cut %d times: all %d acknowledged probes were stored each time", cuts, bytes.Count(acked.Bytes(), []byte("\n")))
 }
 
-// inMachine runs a script on node a of a machine, and returns its output and exit code.
+// inMachine runs a script in an emulated machine (nfslab/run.sh), and returns its output and exit code.
 func inMachine(t *testing.T, args ...string) (out string, code int) {
 	began := time.Now()
 	lab := exec.CommandContext(t.Context(), "nfslab/run.sh", append([]string{"--timeout", "1500", "--add", "nfslab/lib.sh"}, args...)...)
-	lab.Cancel = func() error { return lab.Process.Signal(syscall.SIGTERM) } // it ends its machine then
+	lab.Cancel = func() error { return lab.Process.Signal(syscall.SIGTERM) } // on SIGTERM, run.sh ends its machine
 	lab.WaitDelay = 10 * time.Second
 	var stderr strings.Builder
 	lab.Stderr = &stderr

@@ -7,8 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CheckDir returns an error if no study can be in a directory, because its path, or a part of it, is another kind of
-// file.
+// CheckDir returns an error if a study cannot be in a directory, because the path or a part of it is not a directory.
 func CheckDir(dir string) error {
 	switch info, err := os.Stat(dir); {
 	case err == nil && !info.IsDir():
@@ -19,12 +18,12 @@ func CheckDir(dir string) error {
 	return checkLink(dir)
 }
 
-// checkLink refuses a link that leads nowhere. A link to a study's directory is another name of the study; only Delete
-// refuses it, because it would leave the link or the study behind.
+// checkLink refuses a link to a path that does not exist. A link to a study's directory is allowed, as another name of
+// the study. Only Delete refuses it, because it would leave the link or the study behind.
 func checkLink(dir string) error {
 	to, noLink := os.Readlink(dir)
 	if _, err := os.Stat(dir); err != nil && noLink == nil {
 		return unusablef("%s is a link to %s, which does not exist; remove the link, or make that directory", dir, to)
 	}
-	return nil // opening the directory returns other errors
+	return nil // other errors show when the directory is opened
 }

@@ -11,7 +11,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A prior is the stored form of a trial of Study.Prior.
+// A prior is a trial of Study.Prior as it is stored, in JSON.
 type prior struct {
 	Point  space.Point   `json:"point"`
 	Args   []string      `json:"args"`
@@ -19,17 +19,18 @@ type prior struct {
 	Result trial.Result  `json:"result"`
 }
 
-// A Source is a set of trials that were measured elsewhere. They may be compared with each other only.
+// A Source is a set of trials that were measured elsewhere. Only trials of the same Source may be compared with each
+// other.
 type Source struct {
 	Path   string // the file or directory that was read
-	World  int    // which world of the study at Path, from 1; 0 when it has one world, or is no study
+	World  int    // number of the world in the study at Path, from 1; 0 if Path has one world, or is no study
 	Trials []Trial
 }
 
-// WorldSource is the source name of one world of the study at a path; the first world is 1.
+// WorldSource returns the source name of one world of the study at a path; the first world is 1.
 func WorldSource(path string, world int) string { return fmt.Sprintf("%s, world %d", path, world) }
 
-// name is Trial.Source of the source's trials.
+// name returns the source's name, which its trials have in Trial.Source.
 func (s Source) name() string {
 	if s.World == 0 {
 		return s.Path
@@ -37,11 +38,11 @@ func (s Source) name() string {
 	return WorldSource(s.Path, s.World)
 }
 
-// AddPriors replaces all priors from the same paths by these. On an error it changes nothing. It keeps each trial's
-// Point, Args, Probes and Result.
+// AddPriors stores the trials of the sources as priors. They replace all earlier priors from the same paths. Of each
+// trial, it stores Point, Args, Probes and Result. On an error it changes nothing.
 func (s *Store) AddPriors(sources []Source) error {
 	return s.write("add what was measured elsewhere", true, func(tx *transaction) error {
-		s.rebase = true // deltas have no priors
+		s.rebase = true // a delta has no priors, so the next snapshot must be a base
 		for _, source := range sources {
 			for _, old := range tx.rows(sourcesTable, "WHERE path=?", source.Path) {
 				tx.remove(priorsTable, "WHERE source=?", old.text("name"))
@@ -67,10 +68,11 @@ func (t *transaction) insertSource(s Source) {
 	t.insert(sourcesTable, []any{s.name(), s.Path, sql.NullInt64{Int64: int64(s.World), Valid: s.World > 0}})
 }
 
-// worldSource matches how WorldSource names a world.
+// worldSource matches the names that WorldSource returns.
 var worldSource = regexp.MustCompile(`^(.*), world ([0-9]+)$`)
 
-// splitSources stores the path and world of each source before schema 5, when only the source's name had them.
+// splitSources migrates the sources of older schemas. Before schema 5, only a source's name had its path and world. Now
+// each is stored as a value of its own.
 func (t *transaction) splitSources() error {
 	known := map[string]bool{}
 	for _, prior := range t.rows(priorsTable, "ORDER BY id") {
@@ -95,7 +97,7 @@ func CheckPrior(t Trial) error {
 	return err
 }
 
-// encodePrior returns the stored form of a trial from elsewhere.
+// encodePrior returns a trial from elsewhere as it is stored.
 func encodePrior(t Trial) (string, error) {
 	if t.Point == nil {
 		t.Point = space.Point{}
@@ -104,7 +106,7 @@ func encodePrior(t Trial) (string, error) {
 }
 
 func (r *reading) loadPriors() error {
-	if r.schema >= hasChanges { // the priors' rows have the names too; this checks that no source is missing
+	if r.schema >= hasChanges { // priors have the names of their sources; this checks that no source is missing
 		if err := r.all(sourcesTable, func(row) error { return nil }); err != nil {
 			return err
 		}

@@ -27,8 +27,8 @@ func TestAddPriors(t *testing.T) {
 	}{{"a", []Trial{of("1", 1), of("2", 2)}}, {"b", []Trial{of("3", 3)}}, {"a", []Trial{of("4", 4), {}}}} {
 		try(t, store.AddPriors([]Source{{Path: add.source, Trials: add.trials}}))
 	}
-	// A study may have other worlds at its next import. Its priors of all former worlds are replaced, and no other
-	// path's.
+	// At the next import, a study may have other worlds. The priors of all its earlier worlds are replaced, and those
+	// from other paths stay.
 	for _, sources := range [][]Source{
 		{{"c", 2, []Trial{of("5", 5)}}, {"c", 1, []Trial{of("6", 6)}}},
 		{{"c", 0, []Trial{of("7", 7)}}, {"c, worldwide", 0, []Trial{of("8", 8)}}},
@@ -56,8 +56,8 @@ func TestAddPriors(t *testing.T) {
 	}
 }
 
-// Before schema 5 a source's path and world were in its name alone. The migration finds them, so that an import
-// replaces these priors too.
+// Before schema 5, only a source's name had its path and world. The migration reads both from the name, so that an
+// import replaces these priors too.
 func TestSourcesOfOlderSchemas(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "study")
 	s := open(t, dir)

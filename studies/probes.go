@@ -16,10 +16,11 @@ import (
 	"vllmtuner/trial"
 )
 
-// A probeRow is the stored form of a probe: figures that people query by SQL, and the long parts, compressed.
+// A probeRow is a probe as it is stored: the figures as JSON, which people query by SQL, and the long parts,
+// compressed.
 type probeRow struct {
 	figures  string
-	series   []byte // nil without a series
+	series   []byte // nil if the probe has no series
 	sketches []byte
 }
 
@@ -30,7 +31,7 @@ type longPart struct {
 	Each   []string          `json:"each,omitempty"` // slo.Check.Each of the verdict's checks, in order
 }
 
-// rowOf splits a probe into its stored parts.
+// rowOf splits a probe into the parts of its row.
 func rowOf(p trial.Probe) (r probeRow, err error) {
 	long := longPart{Client: p.Measurement.Series, Server: p.Server}
 	checks := slices.Clone(p.Verdict.Checks)
@@ -53,7 +54,7 @@ func rowOf(p trial.Probe) (r probeRow, err error) {
 	return r, err
 }
 
-// probe joins the stored parts.
+// probe returns the probe that rowOf has split.
 func (r probeRow) probe() (p trial.Probe, err error) {
 	if err := decode(r.figures, &p); err != nil {
 		return p, err
@@ -63,7 +64,7 @@ func (r probeRow) probe() (p trial.Probe, err error) {
 			return p, fmt.Errorf("sketches: %w", err)
 		}
 	}
-	if r.series == nil { // before schema 3 the figures have the series
+	if r.series == nil { // before schema 3, the series was a part of the figures
 		return p, nil
 	}
 	var long longPart
@@ -111,7 +112,7 @@ func expand(from []byte, v any) error {
 	return json.Unmarshal(text, v)
 }
 
-// maxExpanded is the size limit of an expanded column, in bytes. A probe of an hour with ten thousand requests has a
+// maxExpanded is the size limit of an expanded column, in bytes. A probe of an hour with ten thousand requests needs a
 // fiftieth of that.
 const maxExpanded = 64 << 20
 
@@ -131,7 +132,7 @@ func (s *Store) Record(number int, p trial.Probe) error {
 		switch {
 		case len(was) > 0:
 			return sameAgain(was[0].text("probe"), is.figures, func(p trial.Probe) (string, error) {
-				again, err := rowOf(p) // before schema 3 the figures also had the long lists
+				again, err := rowOf(p) // before schema 3, the figures also had the long parts; rowOf removes them
 				return again.figures, err
 			})
 		case isDone(t):
@@ -152,7 +153,7 @@ func insertProbe(tx *transaction, number int, p trial.Probe, r probeRow) {
 		r.series, r.sketches)
 }
 
-// addToLedger records GPU time and its purpose.
+// addToLedger records GPU time of a trial. what says what the time was spent on, such as "probe".
 func addToLedger(tx *transaction, number int, what string, seconds float64) {
 	tx.insert(ledgerTable, []any{tx.nextID(ledgerTable), formatTime(time.Now()), number, what, seconds})
 }
@@ -162,7 +163,7 @@ type probeColumns bool
 
 const (
 	long  probeColumns = true
-	short probeColumns = false // reading takes a fifth of the time
+	short probeColumns = false // reading takes a fifth of the time of long
 )
 
 // rowIn returns a probe's parts from a row. If the compressed columns do not fit their checksum, it returns an error.

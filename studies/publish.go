@@ -13,26 +13,26 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// publishEvery is the shortest time between two snapshots that no caller waits for.
+// publishEvery is the shortest time between two snapshots, unless a caller waits for one.
 const publishEvery = time.Second
 
-// publishWait is how long a caller waits for a snapshot. An NFS server may promise a reader that a file does not change
-// (a delegation). If that reader is cut off, the server keeps the promise until the NFS lease ends, usually for 90 s. A
-// writer must not wait for that.
+// publishWait is how long a caller waits for a snapshot. An NFS server may promise a reader that a file will not change
+// (a delegation). If the connection to that reader breaks, the server keeps its promise until the NFS lease ends,
+// usually for 90 s. A writer must not wait for that.
 const publishWait = 2 * time.Second
 
-// minRebase is the least number of bytes of deltas before a new base is written.
+// minRebase is the number of bytes that the deltas must at least have before a new base is written.
 const minRebase = 1 << 20
 
-// maxFailedBases is the number of failed bases in a row that breaks the Store. Fewer may fail while the disk is full
-// for a moment.
+// maxFailedBases is how many failed bases in a row break the Store. Fewer do not, because the disk may be full only for
+// a moment.
 const maxFailedBases = 3
 
 // keepSnapshots is how many of the newest snapshots are kept, with their bases. A reader can then still open the
 // snapshot that it has chosen.
 const keepSnapshots = 3
 
-// publishSoon asks the publisher for a snapshot.
+// publishSoon asks the publisher for a snapshot, and does not wait for it.
 func (s *Store) publishSoon() {
 	select {
 	case s.dirty <- struct{}{}:
@@ -40,8 +40,8 @@ func (s *Store) publishSoon() {
 	}
 }
 
-// publishNow asks for a snapshot and waits a short time for it. If the snapshot fails later, the next commit returns
-// the error.
+// publishNow asks for a snapshot and waits for it, for at most publishWait. If the snapshot fails later, the next
+// commit returns the error.
 func (s *Store) publishNow() error {
 	err := s.publishWithin(publishWait)
 	if errors.Is(err, errLate) {
@@ -53,7 +53,7 @@ func (s *Store) publishNow() error {
 
 var errLate = errors.New("the snapshot is not written yet")
 
-// publishWithin asks for a snapshot and waits for it. After the given time it returns errLate.
+// publishWithin asks for a snapshot and waits for it, for at most the given time. If that is over, it returns errLate.
 func (s *Store) publishWithin(wait time.Duration) error {
 	done := make(chan error, 1)
 	late := time.After(wait)
@@ -70,28 +70,29 @@ func (s *Store) publishWithin(wait time.Duration) error {
 	}
 }
 
-// A publisher makes all snapshots of a Store. It makes the first base itself. It makes later bases in the background
-// from the previous base and a delta. So neither the study nor its readers wait for a long base.
+// A publisher writes all snapshots of a Store. It writes the first base from the database. Later bases are written in
+// the background, from the previous base and a delta. So neither the study nor its readers wait while a large base is
+// written.
 type publisher struct {
 	store *Store
-	base  mark  // end of the base
-	last  mark  // end of the newest snapshot; zero before the first one
+	base  mark  // where the base ends
+	last  mark  // where the newest snapshot ends; zero before the first one
 	size  int64 // size of the base in bytes
 	since int64 // bytes of all deltas since the base
 
-	rebasing chan error // gets the error of the base that is being made; nil when none is
-	from     snapshot   // the snapshot that the new base is made from
-	end      mark       // end of from
+	rebasing chan error // gets the error of the base that is being written; nil while none is
+	from     snapshot   // the snapshot from which the new base is written
+	end      mark       // where from ends
 	failed   int        // number of failed bases in a row
 }
 
-// publishLater publishes after a commit or on request, until s.stop is closed. An error breaks the Store, and the next
-// call returns it.
+// publishLater publishes after commits and on request, until s.stop is closed. An error breaks the Store, and the next
+// call of a method returns it.
 func (s *Store) publishLater() {
 	defer close(s.gone)
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &publisher{store: s}
-	defer func() { // a base may be in the making
+	defer func() { // if a base is being written, cancel that and wait for its end
 		cancel()
 		if p.rebasing != nil {
 			<-p.rebasing
@@ -113,8 +114,8 @@ func (s *Store) publishLater() {
 	}
 }
 
-// publish writes the committed study to a file of its own, so that a reader never holds up the writer. An error breaks
-// the Store.
+// publish writes the committed study to a new file. Readers read that file, so they never delay the writer. An error
+// breaks the Store.
 func (p *publisher) publish(ctx context.Context) error {
 	err := p.once(ctx)
 	if err != nil {
@@ -146,12 +147,12 @@ func (p *publisher) once(ctx context.Context) error {
 	return p.removeOld(n.epoch)
 }
 
-// next writes the next snapshot, or returns none if nothing is new.
+// next writes the next snapshot. If nothing is new, it returns the zero snapshot.
 func (p *publisher) next() (snapshot, error) {
 	s := p.store
 	s.mu.Lock()
 	select {
-	case <-s.dirty: // this snapshot includes it
+	case <-s.dirty: // takes the request, because this snapshot will include the commit
 	default:
 	}
 	if s.broken != nil {
@@ -171,7 +172,7 @@ func (p *publisher) next() (snapshot, error) {
 	if err == nil {
 		p.last, err = markOf(s.db, s.commits)
 	}
-	s.mu.Unlock() // writing may take long
+	s.mu.Unlock() // writing the file may take long
 	if err != nil {
 		return snapshot{}, err
 	}
@@ -198,12 +199,12 @@ func (p *publisher) first() (n snapshot, err error) {
 	return n, err
 }
 
-// rebase makes a base from a snapshot.
+// rebase writes a base from a snapshot, and sends its error to done; nil means success.
 func (p *publisher) rebase(ctx context.Context, from snapshot, done chan<- error) {
 	done <- p.store.put(from.asBase().file(), func(path string) error { return from.write(ctx, p.store.dir, path) })
 }
 
-// adopt starts to use a finished base.
+// adopt starts to use the base that rebase has written. It does nothing if none is finished.
 func (p *publisher) adopt() (err error) {
 	select {
 	case err = <-p.rebasing:
@@ -213,12 +214,12 @@ func (p *publisher) adopt() (err error) {
 	base := p.from.asBase()
 	p.rebasing, p.from = nil, snapshot{}
 	switch {
-	case err != nil: // the old base still works; the next attempt is due after the same number of bytes
+	case err != nil: // the old base can still be used; the next attempt comes after as many new bytes of deltas
 		p.since = 0
 		if p.failed++; p.failed == maxFailedBases {
 			return fmt.Errorf("make a new base, for the %dth time: %w", p.failed, err)
 		}
-	case p.end.commits > p.base.commits: // otherwise first has written a newer base meanwhile
+	case p.end.commits > p.base.commits: // otherwise p.first has written a newer base meanwhile
 		p.base, p.since, p.failed = p.end, 0, 0
 		p.size, err = sizeOf(base.path(p.store.dir))
 		return err
@@ -226,15 +227,15 @@ func (p *publisher) adopt() (err error) {
 	return nil
 }
 
-// put writes a file of the study's directory under a temporary name, syncs the file and renames it. A reader never
-// finds half a file.
+// put writes a file in the study's directory under a temporary name, syncs it, and then renames it. So a reader never
+// finds an incomplete file.
 func (s *Store) put(name string, write func(path string) error) error {
 	path := filepath.Join(s.dir, name)
 	next := name + ".tmp"
-	if err := s.folder.Remove(next); err != nil { // left by an owner that was killed here
+	if err := s.folder.Remove(next); err != nil { // a killed owner may have left it
 		return err
 	}
-	if err := s.folder.Create(next, nil); err != nil { // SQLite would not give it the study's rights
+	if err := s.folder.Create(next, nil); err != nil { // if SQLite created the file, it would lack the study's permissions
 		return err
 	}
 	if err := errors.Join(write(filepath.Join(s.dir, next)), syncPath(filepath.Join(s.dir, next))); err != nil {
@@ -251,7 +252,7 @@ func sizeOf(path string) (int64, error) {
 	return info.Size(), nil
 }
 
-// removeOld removes old snapshots, and unfinished ones of killed owners of earlier epochs.
+// removeOld removes old snapshots, and incomplete files that killed owners of earlier epochs left.
 func (p *publisher) removeOld(epoch int64) error {
 	names, err := p.store.folder.List(snapshotDir)
 	if err != nil {
@@ -277,8 +278,8 @@ func (p *publisher) removeOld(epoch int64) error {
 	return nil
 }
 
-// obsolete returns the snapshots to remove. It keeps the newest snapshots with their bases, a base without a delta yet,
-// and the source of a base that is being made.
+// obsolete returns the snapshots to remove. It keeps the newest snapshots with their bases, and a new base that has no
+// delta yet. It also keeps source, from which a base is being written.
 func obsolete(all []snapshot, source snapshot) []snapshot {
 	if len(all) == 0 {
 		return nil

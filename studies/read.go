@@ -20,16 +20,17 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// ReadSnapshot returns the study in a directory as its owner last published it. It reads neither the live database nor
-// any lock and writes nothing, so it cannot hold up an owner and works on a read-only disk. A killed owner may have
-// stored up to a second of commits that the snapshot lacks. A resumed study has them.
+// ReadSnapshot returns the study in a directory as its owner last published it. It uses neither the live database nor
+// locks, and writes nothing. So it cannot delay an owner, and it works on a read-only disk. If an owner was killed, its
+// last commits, up to a second of them, may not be published. A resumed study has them.
 func ReadSnapshot(dir string) (Study, error) { return readPublished(dir, load) }
 
-// ReadSummary is ReadSnapshot for a study that may be long. A trial has no Probes. Its Result lacks Tail, Notes,
-// Ended, and the Capacity's Why, Probes, Pieces and Steps. The Facts have only version, start-up and cache size.
+// ReadSummary is like ReadSnapshot, but faster for a long study. A trial has no Probes. Its Result lacks Tail, Notes,
+// Cache and Ended. Its Capacity lacks Why, Probes, Pieces, Limited and Steps. Its Facts have only Version, StartUp,
+// KVCacheTokens and Simulated.
 //
-// whole is called with this summary and returns the numbers of trials to read with result and probes. Even those
-// trials lack Series, Sketches and Server, and their checks lack Each.
+// ReadSummary calls whole with this summary. whole returns the numbers of the trials to read with result and probes.
+// Even those trials lack Series, Sketches and Server, and their checks lack Each.
 func ReadSummary(dir string, whole func(Study) []int) (Study, error) {
 	return readPublished(dir, func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }
@@ -39,7 +40,7 @@ func readPublished(dir string, from func(*sql.DB) (Study, error)) (Study, error)
 	return study, explainToReader(dir, err)
 }
 
-// explainToReader adds what a reader can do when no snapshot can be read.
+// explainToReader adds to an error what a reader can do if no snapshot can be read.
 func explainToReader(dir string, err error) error {
 	switch {
 	case errors.Is(err, errNone):
@@ -50,13 +51,13 @@ func explainToReader(dir string, err error) error {
 	return markUnusable(err)
 }
 
-// newest reads the newest snapshot and returns its name too; errNone when there is none. If the newest cannot be read,
-// it reads an older one.
+// newest reads the newest snapshot, and returns its name too. If there is none, the error wraps errNone. If the newest
+// cannot be read, it reads an older one.
 func newest(dir string, from func(*sql.DB) (Study, error)) (name snapshot, study Study, err error) {
 	return newestBy(dir, func(n snapshot) (Study, error) { return n.read(dir, from) })
 }
 
-// newestBy is newest with another function to read a snapshot.
+// newestBy is like newest, but reads a snapshot with the given function.
 func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, study Study, err error) {
 	var all []snapshot
 	for attempt := range maxReads {
@@ -86,7 +87,8 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 	return snapshot{}, Study{}, err
 }
 
-// unread is the error for a snapshot that could not be read. It names a missing file once, without the system call.
+// unread returns the error for a snapshot that could not be read. If a file is missing, the error names it once,
+// without the system call.
 func (n snapshot) unread(dir string, err error) error {
 	path := n.path(dir)
 	if of, ok := err.(*fs.PathError); ok && errors.Is(of, fs.ErrNotExist) {
@@ -98,14 +100,15 @@ func (n snapshot) unread(dir string, err error) error {
 	return fmt.Errorf("read %s: %w", path, err)
 }
 
-// A reader looks for the newest snapshot this often, because its owner may publish three newer ones and remove it before
-// it is opened. On a busy NFS client that happened three times in a row. The pauses double and take 1.3 s in all.
+// A reader tries maxReads times to read the newest snapshot. The owner may publish three newer ones and remove it
+// before the reader opens it. On a busy NFS client that happened three times in a row. Each pause is twice as long as
+// the one before; together they take 1.3 s.
 const (
 	maxReads   = 8
 	firstPause = 5 * time.Millisecond
 )
 
-// read opens a snapshot and reads from it, or from a copy that is converted to the newest schema.
+// read reads a snapshot with the function from. If the snapshot has an older schema, it reads a converted copy.
 func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
 	defer func() { err = explainFile(n.of().path(dir), err) }()
 	if err := n.check(dir); err != nil {
@@ -126,7 +129,7 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 		default:
 			study, err = from(db)
 		}
-		if errors.Is(err, sql.ErrNoRows) { // a published snapshot has a study
+		if errors.Is(err, sql.ErrNoRows) { // a published snapshot always has a study
 			err = damagedf("no study is in it")
 		}
 		if err == nil && version >= hasSums && study.ID != "" && study.Commits != n.commits {
@@ -136,7 +139,7 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 	})
 }
 
-// readCopy reads from a temporary copy, which write makes in the newest schema.
+// readCopy reads a study from a temporary copy. The function write makes this copy, in the newest schema.
 func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) (study Study, err error) {
 	temp, err := os.MkdirTemp("", "tuner-snapshot-")
 	if err != nil {
@@ -150,7 +153,7 @@ func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) 
 	return inFile(path, published, from)
 }
 
-// missing is the error when a directory has no snapshot. It says why, and names similar studies.
+// missing returns the error for a directory without a snapshot. It says why there is none, and names similar studies.
 func missing(dir string) error {
 	if isStudy(dir) {
 		return fmt.Errorf("study %s has no snapshot yet: its first run was killed while it began, or they were removed; run it again", dir)
@@ -165,7 +168,7 @@ func missing(dir string) error {
 	}
 	near := slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(nearness(a, name), nearness(b, name)) })
 	hint := "it holds "
-	if nearness(near, name) > 0.8 { // two unrelated names may be at 0.8
+	if nearness(near, name) > 0.8 { // unrelated names may also reach 0.8
 		hint = fmt.Sprintf("did you mean %q? It holds ", near)
 	}
 	return unusablef("no study %q in %s; %s%s", name, filepath.Clean(root), hint, strings.Join(names, ", "))
@@ -176,9 +179,9 @@ func nearness(a, b string) float64 { return smetrics.JaroWinkler(a, b, 0.7, 4) }
 
 var nameRule = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?$`)
 
-// ValidName says whether a study may have the name. Names become directories, Kubernetes labels and metric labels. So
-// they are 1 to 63 lower-case letters, digits, dots and dashes, with a letter or digit first and last. A name with the
-// ending of a study file would be taken for a file.
+// ValidName returns an error if a study may not have the name. Names become directories, Kubernetes labels and metric
+// labels. So they are 1 to 63 lower-case letters, digits, dots and dashes, with a letter or digit first and last. A
+// name that ends like a study file would be taken for a file.
 func ValidName(name string) error {
 	switch {
 	case !nameRule.MatchString(name):

@@ -103,7 +103,7 @@ func TestValidName(t *testing.T) {
 	}
 }
 
-// Readers see a Begin or Record within a second, and also the later of two within one second.
+// Readers see a Begin or Record within a second, even if it comes right after another one was published.
 func TestPublishWithinASecond(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
@@ -149,7 +149,7 @@ func TestPublishAtOnce(t *testing.T) {
 	}
 }
 
-// While a writer is busy, readers always find a whole study, and never an older one than before.
+// While a writer is busy, readers always find a complete study, and never an older one than before.
 func TestReadersBesideAWriter(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

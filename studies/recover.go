@@ -17,9 +17,9 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// recoverCopy opens the database in a new epoch's directory, where SQLite rolls back an incomplete transaction, and
-// returns its number of commits. A copy that is damaged, or lacks acknowledged commits, is an error, unless the user
-// chose to go on from the newest snapshot.
+// recoverCopy opens the database in a new epoch's directory, and returns its number of commits. SQLite rolls back an
+// incomplete transaction when it opens the database. If the copy is damaged or lacks acknowledged commits, recoverCopy
+// returns an error. With FromSnapshot, it replaces the copy by the newest snapshot instead.
 func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, err error) {
 	s.path = filepath.Join(s.dir, epoch, fence.Database)
 	if s.db, err = openLive(s.path); err != nil {
@@ -29,15 +29,15 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 	err = explainFile(s.path, err)
 	if hot := checkRolledBack(s.path); err == nil {
 		err = hot
-	} else if hot != nil { // the rest of the transaction may be the only damage
+	} else if hot != nil { // the transaction that was not rolled back may be the only damage
 		err = fmt.Errorf("%w; %w", err, hot)
 	}
-	// A published commit was acknowledged. If the snapshot has more commits than the slots, slots are lost.
+	// Published commits were acknowledged before. So if the snapshot has more commits than the slots, slots are lost.
 	_, published, readErr := newest(s.dir, loadStudy)
-	if readErr == nil { // otherwise there is nothing to compare with
+	if readErr == nil { // otherwise there is no snapshot to compare with
 		acknowledged = max(acknowledged, published.Commits)
 	}
-	if err == nil && readErr == nil && (s.commits > 0 || acknowledged == 0) { // checked before the number of commits, which says less about another study
+	if err == nil && readErr == nil && (s.commits > 0 || acknowledged == 0) { // checked first: if this is another study, its number of commits means nothing
 		err = sameStudy(s.db, published)
 	}
 	if err == nil && s.commits < acknowledged {
@@ -59,7 +59,7 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 	return 0, fmt.Errorf("%w\n%s", err, s.offer(name, study, acknowledged))
 }
 
-// sameStudy returns an error when a database holds another study than was published.
+// sameStudy returns an error if a database has another study than the published snapshot.
 func sameStudy(db *sql.DB, published Study) error {
 	var id string
 	err := db.QueryRow(`SELECT id FROM studies`).Scan(&id)
@@ -69,12 +69,12 @@ func sameStudy(db *sql.DB, published Study) error {
 	return err
 }
 
-// isDamage reports whether an error means that a database is damaged or lacks commits. After other errors it may be
-// whole at the next try.
+// isDamage reports whether an error means that a database is damaged or lacks commits. Other errors may go away at the
+// next try.
 func isDamage(err error) bool {
 	var of sqlite3.Error
 	if errors.As(err, &of) {
-		return of.Code == sqlite3.ErrCorrupt || of.Code == sqlite3.ErrNotADB || of.Code == sqlite3.ErrError // it lacks our tables
+		return of.Code == sqlite3.ErrCorrupt || of.Code == sqlite3.ErrNotADB || of.Code == sqlite3.ErrError // ErrError: the tables of a study are missing
 	}
 	return errors.Is(err, errDamaged) || errors.Is(err, fence.ErrLost)
 }
@@ -82,8 +82,8 @@ func isDamage(err error) bool {
 // errDamaged is wrapped by errors of a damaged database.
 var errDamaged = errors.New("it is damaged")
 
-// checkRolledBack returns an error when the journal of an opened database still has an incomplete transaction. SQLite
-// treats a journal that it cannot see as missing.
+// checkRolledBack returns an error if the journal of an opened database still has an incomplete transaction. If SQLite
+// cannot see a journal, it opens the database as if there were none.
 func checkRolledBack(path string) error {
 	hot, err := isHot(path)
 	if err == nil && hot {
@@ -92,7 +92,8 @@ func checkRolledBack(path string) error {
 	return err
 }
 
-// isHot reports whether a database has a journal that SQLite would roll back: one that does not begin with a zero.
+// isHot reports whether a database has a journal that SQLite would roll back. Such a journal does not begin with a zero
+// byte.
 func isHot(path string) (bool, error) {
 	f, err := openRegular(path + "-journal")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -137,7 +138,7 @@ func checkDatabase(db *sql.DB) (commits int64, err error) {
 	return commits, err
 }
 
-// noOthers returns an error when a database without a study is not empty.
+// noOthers returns an error if a database without a study has tables of another program.
 func noOthers(db *sql.DB) error {
 	var table string
 	err := db.QueryRow(`SELECT name FROM sqlite_master LIMIT 1`).Scan(&table)
@@ -147,7 +148,7 @@ func noOthers(db *sql.DB) error {
 	return cmp.Or(err, damagedf("it holds %s of another program, and no study", table))
 }
 
-// offerBackup says how to go on when the database and all snapshots are damaged or lost.
+// offerBackup says how to continue if the database and all snapshots are damaged or lost.
 func (s *Store) offerBackup(acknowledged int64) string {
 	if backup, found := newestBackup(s.dir, s.path); found {
 		return backup.offer(acknowledged)
@@ -155,7 +156,7 @@ func (s *Store) offerBackup(acknowledged int64) string {
 	return ", and no whole copy in an older epoch: restore the study's directory from a backup, or begin the study under another name"
 }
 
-// offer says how to go on from a snapshot, and how many commits would be lost.
+// offer says how to continue from a snapshot, and how many commits would be lost.
 func (s *Store) offer(name snapshot, study Study, acknowledged int64) string {
 	probes := 0
 	for _, t := range study.Trials {
@@ -174,7 +175,7 @@ func loadWhole(db *sql.DB) (Study, error) {
 	return load(db)
 }
 
-// restore replaces a useless copy by a snapshot.
+// restore replaces a damaged copy by a snapshot. why says what is wrong with the copy.
 func (s *Store) restore(why error, name snapshot, study Study, acknowledged int64) (commits int64, err error) {
 	epoch := filepath.Base(filepath.Dir(s.path))
 	err = errors.Join(s.db.Close(), s.folder.Remove(epoch+"/"+fence.Journal), s.folder.Remove(epoch+"/"+fence.Database))

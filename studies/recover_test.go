@@ -25,13 +25,14 @@ func database(t *testing.T, dir string) string {
 	return filepath.Join(dir, fence.EpochDir(at.Slot.Epoch), fence.Database)
 }
 
-// interrupted makes a study with a finished trial and a begun one. Its newest snapshot lacks the begun one.
+// interrupted makes a study with a finished trial and a trial that was only begun. Its newest snapshot lacks the second
+// trial.
 func interrupted(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	s, _, err := Open(context.Background(), dir, llama, Options{})
 	try(t, err, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
-	s.mu.Lock() // the publisher cannot go on
+	s.mu.Lock() // stops the publisher, which needs the lock
 	defer s.mu.Unlock()
 	try(t, s.commit("begin trial 1", func(tx *transaction) error {
 		insertTrial(tx, Trial{Number: 1, Origin: Sampled, Began: time.Now()}, "{}", "[]", s.commits+1)
@@ -49,7 +50,8 @@ func namesIn(t *testing.T, dir string) []string {
 	return fileNames(entries)
 }
 
-// Open refuses a damaged or lost database. The error names the newest snapshot, and says how many commits it lacks.
+// Open refuses a damaged or lost database. The error names the newest snapshot, and says how many commits the snapshot
+// lacks.
 func TestDamagedDatabase(t *testing.T) {
 	for name, damage := range map[string]func(path string) error{
 		"overwritten": func(path string) error {
@@ -97,7 +99,7 @@ func TestDamagedDatabase(t *testing.T) {
 	}
 }
 
-// Open refuses a whole database that lacks acknowledged commits.
+// Open refuses an undamaged database that lacks acknowledged commits.
 func TestOlderDatabase(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -136,8 +138,8 @@ func TestDatabaseOfAnotherStudy(t *testing.T) {
 	}
 }
 
-// A study of schema 1 with a half-done trial goes on in the newest schema. Its database, in the directory itself, stays
-// unchanged.
+// A study of schema 1 with an unfinished trial is resumed in the newest schema. Its old database, which is in the
+// study's directory itself, stays unchanged.
 func TestResumeSchema1(t *testing.T) {
 	dir := t.TempDir()
 	first := filepath.Join(dir, fence.Database)
@@ -165,7 +167,7 @@ func TestResumeSchema1(t *testing.T) {
 	}
 }
 
-// A copy of a study's directory can be resumed, also when its owner was killed.
+// A copy of a study's directory can be resumed, even if the study's owner was killed.
 func TestResumeACopy(t *testing.T) {
 	dir := interrupted(t)
 	copied := filepath.Join(t.TempDir(), "elsewhere")
@@ -202,7 +204,7 @@ func TestReadAnOlderSnapshot(t *testing.T) {
 	}
 }
 
-// obsolete keeps the base and the delta from which a new base is made.
+// obsolete keeps the base and the delta from which a new base is being written.
 func TestObsolete(t *testing.T) {
 	base := snapshot{1, 10, -1}
 	all := []snapshot{base}
@@ -263,7 +265,7 @@ func TestOlderDatabaseAndSlots(t *testing.T) {
 	}
 }
 
-// A header with an impossible schema is damage like any other. The next run publishes the study again from its
+// A header with an impossible schema version counts as damage. The next run publishes the study again from its
 // database.
 func TestImpossibleSchema(t *testing.T) {
 	dir := t.TempDir()
@@ -320,7 +322,7 @@ func TestDatabaseOfAnotherProgram(t *testing.T) {
 	}
 }
 
-// A snapshot without a study is damaged.
+// A snapshot without a study counts as damaged.
 func TestSnapshotWithoutAStudy(t *testing.T) {
 	for name, change := range map[string]string{
 		"no tables": "DROP TABLE studies; PRAGMA user_version=0; PRAGMA application_id=0",

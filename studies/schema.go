@@ -181,8 +181,8 @@ const hasSums = 4
 // change was a line in an event's text, and a path was the beginning of a source's name.
 const hasChanges = 5
 
-// application is SQLite's application_id for a schema version. It differs for each version, so that a damaged version
-// shows.
+// application returns SQLite's application_id for a schema version. Each version has another ID, so that a damaged
+// version number is noticed.
 func application(version int) int {
 	if version < hasSums {
 		return 0
@@ -190,18 +190,20 @@ func application(version int) int {
 	return 0x74756e00 + version // "tun"
 }
 
-// settings opens the live database. WAL is not used because it needs memory shared between hosts, which NFS does not
-// give. EXCLUSIVE keeps the locks and the journal open from commit to commit. Measured on NFSv4.2, a commit needs 4
-// round trips with it, and 20 to 30 with NORMAL. PERSIST zeroes the journal's header instead of removing the file, so
-// that another host's stale directory cache cannot hide a journal that must be rolled back.
+// settings are the options to open the live database. WAL is not used, because it needs memory shared between hosts,
+// which NFS does not give. EXCLUSIVE keeps the locks and the journal open from commit to commit: on NFSv4.2 a commit
+// then needed 4 round trips, and with NORMAL 20 to 30. PERSIST overwrites the journal's header with zeros. If SQLite
+// removed the file instead, another host's stale directory cache could hide a journal that must be rolled back.
 const settings = "mode=rwc&_journal_mode=PERSIST&_synchronous=FULL&_locking_mode=EXCLUSIVE&_txlock=immediate" +
 	"&_busy_timeout=5000&_foreign_keys=1"
 
-// published opens a file that is never written again: no lock, no journal, no file beside it. database/sql uses a
-// connection in one goroutine at a time, so SQLite need not lock its mutex for each value.
+// published are the options to open a file that is never written again. SQLite then uses no lock and no journal, and
+// creates no other file. database/sql uses a connection in one goroutine at a time, so SQLite need not lock its mutex
+// for each value.
 const published = "mode=ro&immutable=1&_mutex=no"
 
-// scratch opens a file that counts only when it is completely written.
+// scratch are the options to write a file that is useless until it is complete, so that it needs no journal and no
+// sync.
 const scratch = "mode=rw&_journal_mode=OFF&_synchronous=OFF&_locking_mode=EXCLUSIVE&_txlock=immediate"
 
 // connector opens one SQLite file. It implements driver.Connector, so that no driver is registered for the whole
@@ -210,8 +212,8 @@ type connector struct{ dsn string }
 
 func (c connector) Driver() driver.Driver {
 	return &sqlite3.SQLiteDriver{ConnectHook: func(conn *sqlite3.SQLiteConn) error {
-		// If the NFS server is lost, reading a mapped page ends the process with SIGBUS. Temporary files would go to a
-		// disk that was not checked.
+		// Without mmap: if the NFS server is lost, reading a mapped page ends the process with SIGBUS. Without
+		// temporary files: they would be on a disk that was not checked.
 		_, err := conn.Exec("PRAGMA mmap_size=0; PRAGMA temp_store=MEMORY", nil)
 		return err
 	}}
@@ -230,14 +232,14 @@ func openFile(path, query string) (*sql.DB, error) {
 	return db, nil
 }
 
-// uri is SQLite's name of a file that is opened with the settings of a query.
+// uri returns the name by which SQLite opens a file. query has the options.
 func uri(path, query string) (string, error) {
 	path, err := filepath.Abs(path)
 	name := url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: query}
 	return name.String(), err
 }
 
-// inFile opens an SQLite file for do, and closes it.
+// inFile opens an SQLite file, calls do with it, and closes it.
 func inFile[T any](path, query string, do func(*sql.DB) (T, error)) (result T, err error) {
 	db, err := openFile(path, query)
 	if err != nil {
@@ -247,8 +249,8 @@ func inFile[T any](path, query string, do func(*sql.DB) (T, error)) (result T, e
 	return do(db)
 }
 
-// openLive opens the live database. It creates the file with the study's rights, because with SQLite's everybody could
-// read it. SQLite gives the journal the same rights.
+// openLive opens the live database. It creates the file itself, with the study's permissions: a file that SQLite
+// creates can be read by everybody. SQLite gives the journal the same permissions as the database.
 func openLive(path string) (*sql.DB, error) {
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NONBLOCK, rights.File(filepath.Dir(path)))
 	if err == nil {
@@ -287,7 +289,7 @@ func schemaVersion(db *sql.DB) (version int, err error) {
 	return version, nil
 }
 
-// migrate brings the database to the newest schema, with a transaction for each version.
+// migrate brings the database to the newest schema, in one transaction for each version.
 func migrate(db *sql.DB) error {
 	version, err := schemaVersion(db)
 	if err != nil {
@@ -315,17 +317,17 @@ func migrate(db *sql.DB) error {
 	return nil
 }
 
-// A transaction runs statements until one fails, and none after that. On a disk error SQLite rolls the transaction back
-// at once, and commits each later statement by itself.
+// A transaction runs statements until one fails, and none after that. After a disk error, SQLite has rolled back the
+// transaction already, and would commit each later statement by itself.
 type transaction struct {
 	tx  *sql.Tx
 	err error
 
-	head  row      // the study's own row, within inStudy
-	holds holdings // rows and sums of the tables, within inStudy
+	head  row      // the study's own row, while inStudy runs
+	holds holdings // rows and sums of all tables, while inStudy or sealAll runs
 }
 
-// exec runs a statement without a result. transact returns its error.
+// exec runs a statement that returns no rows. If it fails, transact returns the error.
 func (t *transaction) exec(query string, args ...any) {
 	if t.err == nil {
 		_, t.err = t.tx.Exec(query, args...)

@@ -15,8 +15,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// oldDatabase makes a database of an older schema at a path. A tuner of that schema wrote its rows, at the end of a
-// small study.
+// oldDatabase makes a database of an older schema at a path. Its rows are those of a small study, as a tuner of that
+// schema wrote them.
 func oldDatabase(t *testing.T, version int, path string) *sql.DB {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("testdata/schema-%d.sql", version))
@@ -34,7 +34,7 @@ func asWritten(t *testing.T, db *sql.DB) (trials []Trial) {
 	version, err := schemaVersion(db)
 	try(t, err)
 	result, long := "result", ", NULL, NULL"
-	if version >= 3 { // results have a table of their own, and series and sketches have columns
+	if version >= 3 { // since schema 3, results have a table of their own, and series and sketches have columns
 		result, long = "(SELECT result FROM results WHERE trial=number)", ", series, sketches"
 	}
 	rows, err := db.Query(`SELECT number, origin, point, args, state, began, ended, ` + result + ` FROM trials ORDER BY number`)
@@ -82,7 +82,7 @@ func TestOlderSchemas(t *testing.T) {
 			db := oldDatabase(t, version, first)
 			want, events := asWritten(t, db), eventTexts(t, db)
 			var commits int64 = 5
-			if version >= hasSums { // its snapshots say how many commits they have
+			if version >= hasSums { // since this version, a reader checks the number of commits in a snapshot's name
 				try(t, db.QueryRow(`SELECT commits FROM studies`).Scan(&commits))
 			}
 			try(t, db.Close(), os.Mkdir(filepath.Join(dir, snapshotDir), 0o755), os.Mkdir(filepath.Join(dir, fence.SlotDir), 0o755),
@@ -130,7 +130,7 @@ func TestOlderSchemas(t *testing.T) {
 	}
 }
 
-// checkColumns compares the columns that a migration filled with the results they come from.
+// checkColumns checks the columns that a migration has filled: they must agree with the trials' results.
 func checkColumns(t *testing.T, s *Store, want []Trial) {
 	t.Helper()
 	summary, err := s.Summary(func(Study) []int { return nil })
@@ -154,7 +154,7 @@ func checkColumns(t *testing.T, s *Store, want []Trial) {
 	}
 }
 
-// wantNearest compares near_rps and near_headroom of a trial with all its failed probes.
+// wantNearest checks near_rps and near_headroom of a trial against all its failed probes.
 func wantNearest(t *testing.T, s *Store, of Trial) {
 	t.Helper()
 	var rate, headroom sql.NullFloat64

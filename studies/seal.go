@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// inOldStudy is inStudy for a migration. It does nothing if the database has no study, because a run was killed before
-// it began one.
+// inOldStudy does what inStudy does, for a migration. It does nothing if the database has no study, because the first
+// run was killed before it began one.
 func (t *transaction) inOldStudy(do func(*transaction) error) error {
 	if _, _, err := readHead(t.tx); errors.Is(err, sql.ErrNoRows) {
 		return nil
@@ -17,10 +17,10 @@ func (t *transaction) inOldStudy(do func(*transaction) error) error {
 	return t.inStudy(do)
 }
 
-// inStudy runs do, and updates the rows and sums of the tables in the study's row.
+// inStudy runs do. Then it stores the numbers of rows and the sums of all tables in the study's row.
 func (t *transaction) inStudy(do func(*transaction) error) (err error) {
 	t.head, t.holds, err = readHead(t.tx)
-	if errors.Is(err, sql.ErrNoRows) { // do begins the study
+	if errors.Is(err, sql.ErrNoRows) { // there is no study yet, and do begins it
 		t.holds, err = holdings{}, nil
 	}
 	if err != nil {
@@ -43,7 +43,7 @@ func (t *transaction) set(column string, value any) {
 	}
 }
 
-// insert stores a row. values are for the table's columns, and more for its long columns.
+// insert adds a row to a table. values are for the table's columns, and more for its long columns.
 func (t *transaction) insert(into *table, values []any, more ...any) {
 	is, err := valuesOf(values)
 	if t.err = errors.Join(t.err, err); t.err != nil {
@@ -65,7 +65,7 @@ func (t *transaction) hold(in *table, now holding) {
 	}
 }
 
-// nextID is the next ID of a table that only grows.
+// nextID returns an ID for a new row: one more than the highest in the table.
 func (t *transaction) nextID(of *table) (id int64) {
 	if t.err == nil {
 		t.err = t.tx.QueryRow("SELECT coalesce(max(id), 0)+1 FROM " + of.name).Scan(&id)
@@ -84,7 +84,7 @@ func (t *transaction) rows(of *table, where string, args ...any) (all []row) {
 	return all
 }
 
-// change updates columns of a row, given as pairs of a column and its value, and returns the new row.
+// change updates columns of a row, and returns the new row. pairs are the names of columns and their values, in turn.
 func (t *transaction) change(was row, pairs ...any) row {
 	var columns []string
 	var values []any
@@ -116,7 +116,7 @@ func (t *transaction) remove(from *table, where string, args ...any) {
 	}
 }
 
-// partsOf counts and sums the rows of a trial's result and probes.
+// partsOf returns the number of rows of a trial's result and probes, and the sum of their checksums.
 func (t *transaction) partsOf(trial any) (parts holding) {
 	for _, of := range []*table{resultsTable, probesTable} {
 		for _, r := range t.rows(of, "WHERE trial=?", trial) {
@@ -126,7 +126,7 @@ func (t *transaction) partsOf(trial any) (parts holding) {
 	return parts
 }
 
-// sealAll gives each row of a database a checksum. Damage from before that time does not show.
+// sealAll gives each row of a database a checksum. If the database was damaged before, nobody will notice that.
 func (t *transaction) sealAll() error {
 	t.holds = holdings{}
 	parts := map[int64]holding{}
@@ -146,7 +146,8 @@ func (t *transaction) sealAll() error {
 	return t.sealTable(studiesTable, nil)
 }
 
-// sealTable seals the rows of one table. It adds results and probes to the parts of their trials.
+// sealTable gives each row of one table a checksum. It adds the rows of results and probes to parts, by the number of
+// their trial.
 func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
 	type seal struct {
 		id, sum int64
@@ -177,7 +178,8 @@ func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
 	return errors.Join(err, t.err)
 }
 
-// sealTrials stores the parts of the finished trials, and seals the trials.
+// sealTrials stores each finished trial's part in the trial's row: the rows and sum of its result and probes. Then it
+// gives the rows of trials a checksum.
 func (t *transaction) sealTrials(parts map[int64]holding) error {
 	for number, has := range parts {
 		t.exec("UPDATE trials SET holds_rows=?, holds_sum=? WHERE number=? AND state=?", has.Rows, has.Sum, number, Done)

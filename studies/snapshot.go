@@ -19,21 +19,21 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// Snapshots have a directory of their own. Their names have the epoch and the number of commits. A name is used once.
-// The highest name is the newest snapshot, because a superseded owner has a lower epoch.
+// Snapshots have a directory of their own. Their names have the epoch and the number of commits. No name is used twice.
+// The highest name is the newest snapshot, because an owner that was superseded has a lower epoch.
 const (
 	snapshotDir = "snap"
-	// currentFile names the newest snapshot. It is written in place: a reader on another NFS host sees new content when
-	// it opens a file, but new names in a directory up to a minute later.
+	// currentFile has the name of the newest snapshot. It is overwritten in place. A reader on another NFS host sees
+	// new content when it opens the file. It may see a new name in a directory a minute late.
 	currentFile = snapshotDir + "/CURRENT"
 )
 
-// A snapshot is a base, a whole database, or a delta, the rows after a base. With deltas a long study is not written
-// again for each probe.
+// A snapshot is a base or a delta. A base is a whole database. A delta has the rows that came after a base. With
+// deltas, a long study is not written again for each probe.
 type snapshot struct {
 	epoch   int64
 	commits int64
-	base    int64 // commits of a delta's base, which has the same epoch; -1 for a base
+	base    int64 // for a delta: commits of its base, which has the same epoch; -1 for a base
 }
 
 func (n snapshot) isBase() bool { return n.base < 0 }
@@ -48,7 +48,7 @@ func (n snapshot) file() string {
 
 func (n snapshot) path(dir string) string { return filepath.Join(dir, n.file()) }
 
-// of returns the base of a delta. For a base it returns the base.
+// of returns the base of a delta. For a base, it returns the base itself.
 func (n snapshot) of() snapshot {
 	if n.isBase() {
 		return n
@@ -56,7 +56,7 @@ func (n snapshot) of() snapshot {
 	return snapshot{n.epoch, n.base, -1}
 }
 
-// asBase returns the base with the same content.
+// asBase returns the base that has the same content as n.
 func (n snapshot) asBase() snapshot { return snapshot{n.epoch, n.commits, -1} }
 
 // compare orders snapshots with the newest last. A base and a delta with the same commits have the same content.
@@ -83,7 +83,7 @@ func parseSnapshot(name string) (n snapshot, ok bool) {
 
 var errNone = errors.New("no snapshot")
 
-// snapshots returns the snapshots in a study's directory, the newest first; errNone when there are none.
+// snapshots returns the snapshots in a study's directory, the newest first. If there are none, the error wraps errNone.
 func snapshots(dir string) ([]snapshot, error) {
 	entries, err := os.ReadDir(filepath.Join(dir, snapshotDir))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -109,11 +109,11 @@ func snapshots(dir string) ([]snapshot, error) {
 	return slices.Compact(all), nil
 }
 
-// currentSize is how many bytes of currentFile are read. It never has more.
+// currentSize is how many bytes of currentFile are read. A correct file is shorter.
 const currentSize = 512
 
-// readCurrent returns the content of currentFile, or "" if that is no regular file. Then only the listing counts. The
-// next run reports it.
+// readCurrent returns the content of currentFile, or "" if that is missing or not a regular file. Then only the listing
+// of the directory counts. The next run reports a file that is not regular.
 func readCurrent(dir string) (string, error) {
 	f, err := openRegular(filepath.Join(dir, currentFile))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile) {
@@ -158,8 +158,8 @@ func (n snapshot) check(dir string) error {
 }
 
 // write writes a snapshot to a path, as one database in the newest schema, and syncs the file. It copies the delta
-// first: while it copies the base, the owner may publish three newer snapshots and remove this one. After an error
-// the file is useless.
+// first, because copying the base takes long. Meanwhile the owner may publish three newer snapshots and remove this
+// delta. After an error the file is useless.
 func (n snapshot) write(ctx context.Context, dir, path string) (err error) {
 	delta := path + ".delta"
 	if !n.isBase() {

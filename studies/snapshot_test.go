@@ -34,7 +34,8 @@ func aLongProbe(seq int, random *rand.Rand) trial.Probe {
 	return p
 }
 
-// Each snapshot equals the committed study, whether it is a base, a young delta or an old one.
+// Each snapshot has the same content as the committed study. This holds for a base, for a delta soon after its base,
+// and for one long after it.
 func TestSnapshotsEqualTheStudy(t *testing.T) {
 	t.Parallel()
 	compareSnapshots(t, 4)
@@ -100,7 +101,7 @@ func compareSnapshots(t *testing.T, every int) {
 	}
 }
 
-// Summary has the results of all trials, and more of the trials that the caller names.
+// Summary has a short result of each trial. Of the trials that the caller names, it has whole results and probes.
 func TestSummary(t *testing.T) {
 	s := open(t, t.TempDir())
 	failed := trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart, Cause: "a cause", Evidence: "CUDA out of memory", GPUTime: time.Minute}
@@ -150,7 +151,7 @@ func TestParseSnapshot(t *testing.T) {
 func TestPipeInAStudysDirectory(t *testing.T) {
 	for name, tt := range map[string]struct {
 		at     func(dir string, newest snapshot) string
-		behind bool     // readers get an older snapshot, and Behind says why
+		behind bool     // readers must get an older snapshot, and Behind must say why
 		wants  []string // words of Open's error; nil when Open succeeds
 	}{
 		"CURRENT":  {func(dir string, _ snapshot) string { return filepath.Join(dir, currentFile) }, false, []string{currentFile, "is not a file"}},
@@ -213,7 +214,7 @@ func TestRemovedSnapshot(t *testing.T) {
 	for _, tt := range []struct {
 		name string
 		part func(n snapshot) snapshot
-		want string // the rest of Behind, after the snapshot's name
+		want string // what follows the snapshot's name in Behind
 	}{
 		{"the delta", func(n snapshot) snapshot { return n }, ": no such file or directory"},
 		{"its base", snapshot.of, ": its base %s: no such file or directory"},

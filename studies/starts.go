@@ -7,15 +7,16 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// Starts has the typical start-up times of a study's servers. A start with the compile key of an earlier start finds its
-// graphs in the compile cache, and is shorter.
+// Starts has the typical start-up times of a study's servers. If an earlier server had the same compile key, a start is
+// warm: it finds its graphs in the compile cache, and takes less time.
 type Starts struct {
-	Cold  time.Duration    // median of the first start of each key; 0 without any
-	Warm  time.Duration    // median of the later starts; 0 without any
-	Parts []serverctl.Part // median of each part of a start, in the order of their first appearance
+	Cold  time.Duration    // median of the first start with each compile key; 0 if there is none
+	Warm  time.Duration    // median of the later starts with the same keys; 0 if there is none
+	Parts []serverctl.Part // median time of each part of a start; the parts are in the order of their first appearance
 }
 
-// StartsOf reads the finished trials whose server became ready, in their order.
+// StartsOf returns the start-up times of the finished trials whose server became ready. trials must be in the order in
+// which they ran.
 func StartsOf(trials []Trial) (s Starts) {
 	var cold, warm []time.Duration
 	seen, took := map[string]bool{}, map[string][]time.Duration{}
@@ -45,7 +46,7 @@ func StartsOf(trials []Trial) (s Starts) {
 	return s
 }
 
-// median returns the median. Of an even number it returns the lower middle value, and 0 of none.
+// median returns the median. Of two middle values it returns the lower one. Without values it returns 0.
 func median(of []time.Duration) time.Duration {
 	if len(of) == 0 {
 		return 0

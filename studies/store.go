@@ -26,32 +26,32 @@ type New struct {
 	Seed  uint64
 	File  string            // text of the study file; resuming replaces it
 	World map[string]string // what was asked for and must not change between two runs: model, workload, SLO, …
-	Found map[string]string // what the machine has and must not change: GPU, image, …; a new key is no change
+	Found map[string]string // facts of the machine that must not change: GPU, image, …; a fact that becomes known later is no change
 	Noted map[string]string // what may change, and is recorded: host, driver, …
 	Final []string          // keys of World that AcceptDrift does not allow to change, because all trials were judged by them
 
-	// State and Note are for a study that is begun; "" means Running. A resumed study keeps its own.
+	// Open gives State and Note to a study that it begins; "" means Running. A resumed study keeps its own.
 	State State
 	Note  string
 }
 
 // Options configure Open.
 type Options struct {
-	AcceptDrift  bool // go on in a changed world, and store the new one
-	FromSnapshot bool // if the database is damaged or lost, go on from the newest snapshot and lose later commits
+	AcceptDrift  bool // continue in a changed world, and store the new world
+	FromSnapshot bool // if the database is damaged or lost, continue from the newest snapshot and lose later commits
 
 	// TakeoverAfter is how long an owner must be silent to count as dead, if the disk's locks do not show it; 0 means
 	// fence.DefaultTTL. An owner gives up when its disk does not answer for half of that time.
 	TakeoverAfter time.Duration
 }
 
-// A Store is the open study of its one owner. Its methods may be called from several goroutines.
+// A Store is a study that is open in this process, its only owner. Its methods may be called from several goroutines.
 //
-// A method that returns a disk error leaves the Store broken. Whether the last commit happened is then unknown, and
-// only opening the study again can tell. All later calls return the same error.
+// A method that returns a disk error leaves the Store broken. Then it is unknown whether the last commit happened,
+// until the study is opened again. All later calls return the same error.
 type Store struct {
 	Disk     Disk   // the study's disk
-	Restored string // the snapshot that Open restored, the commits that it lacks, and the reason; "" if the database was whole
+	Restored string // names the snapshot that Open restored, the commits that it lacks, and the reason; "" if the database was whole
 
 	dir     string
 	options Options
@@ -64,24 +64,25 @@ type Store struct {
 	file    os.FileInfo
 	commits int64
 	broken  error
-	untold  error // copy of broken, while no caller knows of the publisher's error
+	untold  error // the publisher's error, until a caller has received it
 	rebase  bool  // the next snapshot must be a base
 
-	dirty chan struct{}   // has a value when a commit is not published yet
+	dirty chan struct{}   // has a value while a commit is not published yet
 	asked chan chan error // requests for a snapshot; the publisher answers with its error
 	stop  chan struct{}
-	gone  chan struct{} // the publisher has ended
+	gone  chan struct{} // closed when the publisher has ended
 }
 
-// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process
-// owns it, the error wraps ErrOwned; if its world differs from New, ErrWorldChanged. Open first checks that the disk
-// can be written and has space. An error that will come back at the next try wraps ErrUnusable.
+// Open begins the study in the directory, or resumes it. The Store owns the study until Close. If another process owns
+// the study, the error wraps ErrOwned. If the study's world differs from New, the error wraps ErrWorldChanged. Open
+// first checks that the disk can be written and has space. An error that will come back at the next try wraps
+// ErrUnusable.
 //
-// On a disk of this host, a lock tells whether an owner lives. On a shared disk Open may wait Options.TakeoverAfter
-// to know.
+// On a disk of this host, a lock tells whether an owner lives. On a shared disk, Open may have to wait for
+// Options.TakeoverAfter to find that out.
 //
-// Open changes no state: the first Begin or Record sets it to Running. A Running trial is one that a dead owner left.
-// It keeps its probes.
+// Open does not change the State of a resumed study: the first Begin or Record sets it to Running. A trial that is
+// Running after Open was left unfinished by an earlier owner. It keeps its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
 	defer func() { err = markUnusable(err) }()
 	if dir, err = absolute(dir, study, options); err != nil {
@@ -96,7 +97,7 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	}
 	resumed, err = s.open(study)
 	if err == nil {
-		err = s.folder.Sync(s.lease.Dir()) // SQLite ignores an error when the names of its files cannot be synced
+		err = s.folder.Sync(s.lease.Dir()) // SQLite ignores errors when it syncs the directory that has its files
 	}
 	if err == nil {
 		err = s.sweep()
@@ -111,7 +112,7 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 	return s, resumed, nil
 }
 
-// CheckOpen returns the study's disk, and the error of Open as far as it shows without owning the study.
+// CheckOpen returns the study's disk. It returns the errors of Open that can be found without owning the study.
 func CheckOpen(dir string, study New) (disk Disk, err error) {
 	defer func() { err = markUnusable(err) }()
 	if dir, err = absolute(dir, study, Options{}); err != nil {
@@ -124,8 +125,8 @@ func CheckOpen(dir string, study New) (disk Disk, err error) {
 	return disk, err
 }
 
-// absolute returns the absolute path of a study's directory, and an error if the study's name or its newest snapshot
-// keeps Open from it.
+// absolute returns the absolute path of a study's directory. It returns an error if Open must fail because of the
+// study's name or its newest snapshot.
 func absolute(dir string, study New, options Options) (string, error) {
 	if err := ValidName(study.Name); err != nil {
 		return "", err
@@ -140,8 +141,8 @@ func absolute(dir string, study New, options Options) (string, error) {
 	return dir, nil
 }
 
-// refuse returns an error when the newest snapshot has another study or another world. A refused Open changes
-// nothing, because nothing is written before. If no snapshot can be read, open checks the same in the database.
+// refuse returns an error if the newest snapshot has another study or another world. It runs before Open writes
+// anything, so a refused Open changes nothing. If no snapshot can be read, Store.open checks the same in the database.
 func refuse(dir string, is New, options Options) error {
 	measured := false
 	_, was, err := newest(dir, func(db *sql.DB) (study Study, err error) {
@@ -205,7 +206,7 @@ func (s *Store) open(study New) (resumed bool, err error) {
 	return resumed && err == nil, err
 }
 
-// backupDir keeps the database of each older schema that the study had. Nothing is ever removed from it.
+// backupDir has a copy of the database in each older schema that the study had. Nothing is ever removed from it.
 const backupDir = "backup"
 
 // upgrade migrates the database to the newest schema, and keeps a copy of the old one.
@@ -218,7 +219,7 @@ func (s *Store) upgrade() error {
 		return err
 	}
 	name := fmt.Sprintf("%s/schema-%d.db", backupDir, version)
-	if _, err := os.Stat(filepath.Join(s.dir, name)); errors.Is(err, fs.ErrNotExist) { // otherwise a run that was killed has made it
+	if _, err := os.Stat(filepath.Join(s.dir, name)); errors.Is(err, fs.ErrNotExist) { // a run that was killed may have made it
 		if err := s.put(name, s.writeWhole); err != nil {
 			return fmt.Errorf("keep the database of schema %d: %w", version, err)
 		}
@@ -243,7 +244,7 @@ func insertStudy(tx *transaction, study New) {
 	}
 }
 
-// resume checks the world, and records the new owner and the changes.
+// resume checks the world. It records the new owner and the changes of the world.
 func (s *Store) resume(was Study, is New) error {
 	measured, err := hasMeasured(s.db)
 	if err == nil {
@@ -255,7 +256,7 @@ func (s *Store) resume(was Study, is New) error {
 	return s.commit("resume", func(tx *transaction) error {
 		switch diff := drift(was, is); {
 		case len(diff) == 0:
-		case !measured: // the begun trial has args of the old world; it may be removed, because the first snapshot of an epoch is a base
+		case !measured: // removes a begun trial, which has args of the old world; no delta shows this, but the first snapshot of an epoch is a base
 			tx.remove(trialsTable, "")
 			tx.remove(worldTable, "")
 		default:
@@ -267,7 +268,7 @@ func (s *Store) resume(was Study, is New) error {
 		if now := difference(knownTo(is.Noted, was.Noted), is.Noted); len(now) > 0 {
 			addChanges(tx, trialCount(tx), noted, now)
 		}
-		// These may differ without a change of the world: a larger budget, another timeout.
+		// The study file may change without a change of the world, such as a larger budget or another timeout.
 		tx.set("file", is.File)
 		tx.set("seed", formatSeed(is.Seed))
 		writeWorld(tx, is)
@@ -276,28 +277,28 @@ func (s *Store) resume(was Study, is New) error {
 	})
 }
 
-// addEvent stores an event that came after all trials so far.
+// addEvent stores an event. The event comes after all trials that have begun so far.
 func addEvent(tx *transaction, kind, text string) {
 	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trialCount(tx)})
 }
 
 func trialCount(tx *transaction) int64 { return tx.holds[trialsTable.name].Rows }
 
-// formatSeed is decimal text: an unsigned 64-bit number does not fit SQLite's INTEGER.
+// formatSeed returns a seed as decimal text, because an unsigned 64-bit number does not fit SQLite's INTEGER.
 func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
 
-// Dir returns the study's directory, where others keep files beside the database.
+// Dir returns the study's directory. Other packages keep files there too.
 func (s *Store) Dir() string { return s.dir }
 
 // Study returns the whole study.
 func (s *Store) Study() (Study, error) { return s.read(load) }
 
-// Summary is ReadSummary of the live database.
+// Summary returns what ReadSummary returns, but from the live database.
 func (s *Store) Summary(whole func(Study) []int) (Study, error) {
 	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }
 
-// History is the Summary for a search: finished trials are summaries, and unfinished trials are whole.
+// History returns the study as the search needs it: summaries of finished trials, and unfinished trials in full.
 func (s *Store) History() (Study, error) {
 	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, Unfinished, long) })
 }
@@ -366,7 +367,8 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.release())
 }
 
-// publishEnd is how long Close waits for the last snapshot. It is longer than the NFS lease of a lost host.
+// publishEnd is how long Close waits for the last snapshot. An NFS server keeps the lease of a lost host for a shorter
+// time.
 const publishEnd = 2 * time.Minute
 
 var errClosed = errors.New("it is closed")
@@ -387,11 +389,11 @@ func (s *Store) close() error {
 	return s.db.Close()
 }
 
-// Lost is closed when this Store has lost the study: another owner has it, or may have it because the disk does not
-// answer. Err has the reason.
+// Lost returns a channel that is closed when this Store has lost the study. Then another owner has the study, or may
+// have it because the disk does not answer. Err says which.
 func (s *Store) Lost() <-chan struct{} { return s.lease.Lost() }
 
-// Err is why the study is lost; nil while it is not.
+// Err returns the reason why the study is lost; nil if it is not lost.
 func (s *Store) Err() error {
 	if err := s.lease.Err(); err != nil {
 		return fmt.Errorf("the study in %s is lost: %w", s.dir, err)
@@ -399,14 +401,14 @@ func (s *Store) Err() error {
 	return nil
 }
 
-// brokenError is the error of a call on a broken Store. The caller holds the lock.
+// brokenError returns the error of a call on a broken Store. The caller holds the lock.
 func (s *Store) brokenError(what string) error {
 	s.untold = nil
 	return fmt.Errorf("%s: the store of %s is not usable: %w", what, s.dir, s.broken)
 }
 
-// write runs do in one transaction. When write returns nil, the transaction is acknowledged. It is published before
-// that if now is set, and soon otherwise.
+// write runs do in one transaction, and acknowledges it. If now is set, write also asks for a snapshot and waits for
+// it, for at most publishWait. Otherwise the publisher writes one soon.
 func (s *Store) write(what string, now bool, do func(*transaction) error) error {
 	s.mu.Lock()
 	err := s.broken
@@ -465,8 +467,8 @@ func (s *Store) commit(what string, do func(*transaction) error) error {
 	return s.broken
 }
 
-// inPlace checks that the database was not removed or replaced. It could still be written, and would be lost when it is
-// closed. On NFS the check may be a minute late.
+// inPlace returns an error if the database was removed or replaced. SQLite could still write to the old file, but that
+// file is lost when it is closed. On NFS the check may be a minute late.
 func (s *Store) inPlace() error {
 	info, err := os.Stat(s.path)
 	switch {

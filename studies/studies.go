@@ -14,14 +14,14 @@ import (
 // ErrOwned is returned by Open when another tuner owns the study.
 var ErrOwned = fence.ErrOwned
 
-// ErrSilent is returned when the study's disk does not answer for so long that others may have taken the study over.
+// ErrSilent is returned when the study's disk has not answered for so long that others may take the study over.
 var ErrSilent = fence.ErrSilent
 
 // ErrWorldChanged is returned by Open when the study was begun in another world and the drift was not accepted.
 var ErrWorldChanged = errors.New("these values changed since the study began")
 
-// ErrUnusable is wrapped by errors that come back at the next try: the study does not exist, is damaged or comes from
-// a newer tuner, or its directory is full or not writable for this user.
+// ErrUnusable is wrapped by errors that come back at the next try: the study does not exist, is damaged or comes from a
+// newer tuner, or its directory is full or not writable for this user.
 var ErrUnusable = errors.New("it cannot be used as it is")
 
 // A State says how far a study or a trial has come.
@@ -56,30 +56,30 @@ type Study struct {
 	Seed    uint64
 	File    string            // text of the study file, as its last owner had it
 	World   map[string]string // what was asked for and must not change: model, server args, workload, SLO, …
-	Found   map[string]string // what the machine has and must not change: GPU, image, …; a new key is no change
+	Found   map[string]string // facts of the machine that must not change: GPU, image, …; a fact that becomes known later is no change
 	Noted   map[string]string // what may change: host, driver, server version, …
 	State   State
 	Note    string // one line that explains the state
 	Created time.Time
 	Updated time.Time // time of the last commit
 	Commits int64     // number of commits
-	Behind  string    // why the newest snapshot cannot be read, so that this is an older one; "" for the newest
+	Behind  string    // if this is an older snapshot, why the newest cannot be read; "" otherwise
 	Events  []Event   // what happened to the study, the oldest first
 	Trials  []Trial   // sorted by number
 	Prior   []Trial   // imported trials in the order of their import: hints for the search, and never its winner
 
-	// ReadLive alone sets these, for a study that was published as Running.
+	// Only ReadLive sets Life and Unseen, for a study that was published as Running.
 	Life   fence.Life
-	Unseen string // why nothing is known of its owner; "" when Life has it
+	Unseen string // why nothing is known of the owner; "" if Life has what is known
 }
 
 // An Event is something that happened to a study: docs/schema.md lists the kinds.
 type Event struct {
 	Time    time.Time
 	Kind    string
-	Note    string  // for a person; "" when Changes say it
+	Note    string  // text for people; "" if Changes describe the event
 	Trial   int     // number of the first trial that began after the event
-	Changes Changes // of the kinds drift and noted; nil for others
+	Changes Changes // the changes of an event of the kinds drift and noted; nil for other kinds
 }
 
 // Text describes the event for a person: the Note, or a line for each of the Changes.

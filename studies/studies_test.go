@@ -22,7 +22,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// llama is the study of most tests.
+// llama is the study that most tests use.
 var llama = New{
 	Name: "llama70b", Seed: math.MaxUint64, File: "name: llama70b\n",
 	World: map[string]string{"model": "llama-70b-fp8", "vllm": "0.14.1"},
@@ -37,7 +37,7 @@ func open(t testing.TB, dir string) *Store {
 	return s
 }
 
-// try ends the test at the first error.
+// try ends the test if any of the errors is not nil.
 func try(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -67,7 +67,7 @@ func wantUnusable(t *testing.T, err error, words ...string) {
 	}
 }
 
-// errorOf returns the error of a call alone.
+// errorOf returns the error of a call, and drops the call's other result.
 func errorOf[T any](_ T, err error) error { return err }
 
 func aTrial(number int) Trial {
@@ -187,7 +187,7 @@ func TestCallsOutOfOrder(t *testing.T) {
 	for _, c := range []struct {
 		name string
 		err  error
-		want []string // words of the error; nil for no error
+		want []string // words that the error must have; nil for no error
 	}{
 		{"a probe is recorded again", s.Record(1, aProbe(0, 2)), nil},
 		{"a probe of a finished trial is recorded again", s.Record(0, aProbe(0, 2)), nil},
@@ -244,7 +244,7 @@ func TestWorldChanged(t *testing.T) {
 	}
 	s, _, err = Open(context.Background(), dir, changed, Options{AcceptDrift: true})
 	try(t, err)
-	// Open has ended trial 0, which was half done in the old world.
+	// Open has ended trial 0, which was unfinished in the old world.
 	try(t, s.Begin(aTrial(1)), s.Record(1, aProbe(0, 3)), s.Close())
 	study, err := ReadSnapshot(dir)
 	try(t, err)
@@ -270,7 +270,7 @@ func TestWorldChanged(t *testing.T) {
 		t.Errorf("Asked = %v, want %v and %v", asked, llama.World, changed.World)
 	}
 	try(t, err)
-	for _, is := range []New{llama, changed} { // a change that is taken back before a measurement
+	for _, is := range []New{llama, changed} { // the world changes, and changes back before anything is measured
 		s, _, err = Open(context.Background(), dir, is, Options{AcceptDrift: true})
 		try(t, err, s.Close())
 	}
@@ -384,7 +384,7 @@ func BenchmarkReadSnapshot(b *testing.B) {
 	b.ReportMetric(float64(size)/4000, "bytes/probe")
 }
 
-// A removed or replaced database can still be written through an open file, but its content would be lost. The store
+// If a database is removed or replaced, its open file can still be written, but the content would be lost. The store
 // must notice.
 func TestRemovedDatabase(t *testing.T) {
 	for _, tt := range []struct {
@@ -410,8 +410,8 @@ func TestRemovedDatabase(t *testing.T) {
 	}
 }
 
-// A found fact may become known later, and must stay the same from then on. A noted fact may change; an event records
-// the change.
+// A fact in Found may become known later, and must stay the same from then on. A fact in Noted may change; an event
+// records the change.
 func TestDriftOfTheMachine(t *testing.T) {
 	dir := t.TempDir()
 	begin := func(options Options, found, noted map[string]string) (Study, error) {
@@ -422,7 +422,7 @@ func TestDriftOfTheMachine(t *testing.T) {
 			return Study{}, err
 		}
 		study, err := s.Study()
-		if err == nil && len(study.Trials) == 0 { // without a probe the study would fit any machine
+		if err == nil && len(study.Trials) == 0 { // without a probe, the study could be resumed on any machine
 			err = errors.Join(s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)))
 		}
 		return study, errors.Join(err, s.Close())
@@ -435,7 +435,7 @@ func TestDriftOfTheMachine(t *testing.T) {
 	if study.Found["gpu"] != h200["gpu"] || study.Noted["host"] != "node-b" {
 		t.Errorf("Found = %v, Noted = %v; want the H200 and node-b", study.Found, study.Noted)
 	}
-	study, err = begin(Options{}, nil, nil) // as when the driver does not answer
+	study, err = begin(Options{}, nil, nil) // no fact is found, as when the driver does not answer
 	try(t, err)
 	if study.Found["gpu"] != h200["gpu"] {
 		t.Errorf("Found = %v", study.Found)
@@ -459,7 +459,7 @@ func TestDriftOfTheMachine(t *testing.T) {
 	}
 }
 
-// ChangesBefore merges changes of one fact. A change that was taken back begins no world.
+// ChangesBefore merges the changes of one fact. A change that was taken back does not begin a new world.
 func TestChangesBefore(t *testing.T) {
 	change := func(fact, was, is string) Change { return Change{Fact: fact, Was: parseValue(was), Is: parseValue(is)} }
 	version := func(was string, in int, is string) Change {

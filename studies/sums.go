@@ -14,14 +14,15 @@ import (
 	"github.com/cespare/xxhash/v2"
 )
 
-// A table describes a table whose rows have a checksum in the column sum. Readers read no other tables.
+// A table describes a table of the database. Each of its rows has a checksum, in the column sum. Readers read no tables
+// without checksums.
 type table struct {
 	name    string
-	columns []string       // the columns that the checksum covers, in its order; the key first
+	columns []string       // the columns that the checksum covers, in the order of the checksum; the key comes first
 	key     int            // number of key columns
-	long    []string       // further columns, which most readers skip; long_sum has their checksum
-	title   string         // format of a row's name for people, given its key
-	index   map[string]int // of the columns, then sum, then the long columns
+	long    []string       // more columns, which most readers skip; the column long_sum has their checksum
+	title   string         // format of a row's name for people; its arguments are the key
+	index   map[string]int // index of each column in a row's values: the columns, then sum, then the long columns
 }
 
 func newTable(name, title string, key int, columns string, long ...string) *table {
@@ -32,7 +33,7 @@ func newTable(name, title string, key int, columns string, long ...string) *tabl
 	return t
 }
 
-// The order of columns must never change: it is part of the checksum.
+// The order of the columns must never change, because the checksum depends on it.
 var (
 	studiesTable = newTable("studies", "the study's own row (%v)", 1, `id name seed file state note created updated commits holds`)
 	worldTable   = newTable("world", "%q of the world", 1, `key value kind`)
@@ -95,7 +96,7 @@ func (r row) real(column string) float64 {
 	return 0
 }
 
-// sum returns the stored checksum.
+// sum returns the row's stored checksum.
 func (r row) sum() int64 { return r.integer("sum") }
 
 // key returns the values of the key columns.
@@ -171,8 +172,8 @@ func (h holding) plus(sum int64) holding     { return holding{h.Rows + 1, h.Sum 
 func (h holding) minus(sum int64) holding    { return holding{h.Rows - 1, h.Sum - sum} }
 func (h holding) without(of holding) holding { return holding{h.Rows - of.Rows, h.Sum - of.Sum} }
 
-// holdings has the holding of each table by its name. It is stored in the study's row, so that a missing or foreign row
-// shows.
+// holdings maps the name of each table to its holding. The study's row has the stored holdings, so that a missing or
+// foreign row is noticed.
 type holdings map[string]holding
 
 // check compares a table with its stored holding.
@@ -199,7 +200,8 @@ type querier interface {
 	Query(query string, args ...any) (*sql.Rows, error)
 }
 
-// scanRows calls each with the values of each row that a query finds. The values are valid until each returns.
+// scanRows calls the function each with the values of every row that a query finds. The values are valid until the
+// function returns.
 func scanRows(q querier, query string, args []any, each func(values []any) error) (err error) {
 	rows, err := q.Query(query, args...)
 	if err != nil {
@@ -225,7 +227,7 @@ func scanRows(q querier, query string, args []any, each func(values []any) error
 	return nil
 }
 
-// list returns the columns for a query.
+// list returns the columns for a SELECT.
 func (t *table) list(long probeColumns) string {
 	columns := append(slices.Clone(t.columns), "sum")
 	if long {
@@ -234,8 +236,8 @@ func (t *table) list(long probeColumns) string {
 	return strings.Join(columns, ", ")
 }
 
-// read checks the checksum of each row that matches a condition, and calls each for it. A row is valid until each
-// returns.
+// read checks the checksum of every row that where selects, and calls the function each with the row. The row is valid
+// until that function returns.
 func (t *table) read(q querier, long probeColumns, where string, args []any, each func(row) error) error {
 	return scanRows(q, "SELECT "+t.list(long)+" FROM "+t.name+" "+where, args, func(values []any) error {
 		r := row{t, values}
@@ -246,7 +248,7 @@ func (t *table) read(q querier, long probeColumns, where string, args []any, eac
 	})
 }
 
-// readHead returns the study's own row and the holdings of its tables, or sql.ErrNoRows without a study.
+// readHead returns the study's own row and the holdings of its tables. If there is no study, it returns sql.ErrNoRows.
 func readHead(q querier) (head row, holds holdings, err error) {
 	err = studiesTable.read(q, short, "", nil, func(r row) error {
 		if head.of != nil {

@@ -15,8 +15,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Begin stores a trial before its server starts: its Number, Origin, Point, Args, and Began, which is now when zero. A
-// half-done trial may begin again with the same point and args. With AcceptDrift the args may differ.
+// Begin stores a trial before its server starts. It stores Number, Origin, Point, Args and Began; a zero Began means
+// now. An unfinished trial may begin again with the same point and args. With AcceptDrift, the args may differ.
 func (s *Store) Begin(t Trial) error {
 	if t.Point == nil {
 		t.Point = space.Point{}
@@ -26,7 +26,7 @@ func (s *Store) Begin(t Trial) error {
 	}
 	return s.write(fmt.Sprintf("begin trial %d", t.Number), false, func(tx *transaction) error {
 		point, pointErr := encode(t.Point)
-		args, argsErr := encode(slices.Concat([]string{}, t.Args)) // [] and not null
+		args, argsErr := encode(slices.Concat([]string{}, t.Args)) // no args become [] in JSON, not null
 		if err := errors.Join(pointErr, argsErr); err != nil {
 			return err
 		}
@@ -50,8 +50,9 @@ func (s *Store) Begin(t Trial) error {
 	})
 }
 
-// Served stores the version of a running trial's server, before the trial's first probe. A change, which the user
-// has accepted, begins another world with this trial. The zero Change is none.
+// Served stores the version of a running trial's server, before the trial's first probe. If that changes the world and
+// the user has accepted the change, another world begins with this trial. The zero Change means that the world did not
+// change.
 func (s *Store) Served(number int, version string, change Change) error {
 	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
@@ -70,8 +71,8 @@ func (s *Store) Served(number int, version string, change Change) error {
 	})
 }
 
-// Finish stores the result of a running trial and publishes it. A finished trial may be finished again with an equal
-// result.
+// Finish stores the result of a running trial and publishes it. A finished trial may be finished again, if the result
+// is equal.
 func (s *Store) Finish(number int, r trial.Result) error {
 	return s.write(fmt.Sprintf("finish trial %d", number), true, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
@@ -90,7 +91,7 @@ func (s *Store) Finish(number int, r trial.Result) error {
 	})
 }
 
-// abandon ends a half-done trial, because its next probes would be measured in another world.
+// abandon ends an unfinished trial, because its next probes would be measured in another world.
 func (s *Store) abandon(tx *transaction, why string) error {
 	half := tx.rows(trialsTable, "WHERE state=?", Running)
 	if len(half) == 0 {
@@ -101,7 +102,7 @@ func (s *Store) abandon(tx *transaction, why string) error {
 	return s.finish(tx, half[0], r)
 }
 
-// finish stores a result, and books the GPU time that was not spent on probes.
+// finish stores a result. It adds the GPU time that was not spent on probes to the ledger.
 func (s *Store) finish(tx *transaction, was row, r trial.Result) error {
 	text, err := encode(r)
 	if err != nil {
@@ -112,7 +113,7 @@ func (s *Store) finish(tx *transaction, was row, r trial.Result) error {
 	if _, err := os.Stat(filepath.Join(s.dir, logs.Name(number))); err == nil { // a simulated server writes no log
 		log = logs.Name(number)
 	}
-	var nearRate, nearHeadroom any // of the failed probe nearest to the SLO; NULL if no probe failed
+	var nearRate, nearHeadroom any // rate and headroom of the failed probe nearest to the SLO; NULL if no probe failed
 	for _, p := range tx.rows(probesTable, "WHERE trial=? AND NOT pass ORDER BY headroom DESC, rate LIMIT 1", number) {
 		nearRate, nearHeadroom = p.value("rate"), p.value("headroom")
 	}
@@ -130,7 +131,7 @@ func (s *Store) finish(tx *transaction, was row, r trial.Result) error {
 	return nil
 }
 
-// probesTime is the GPU time of a trial's probes.
+// probesTime returns the GPU time of a trial's probes, in seconds.
 func (t *transaction) probesTime(number any) (seconds float64) {
 	for _, probe := range t.rows(probesTable, "WHERE trial=? ORDER BY seq", number) {
 		seconds += probe.real("gpu_seconds")
@@ -138,7 +139,7 @@ func (t *transaction) probesTime(number any) (seconds float64) {
 	return seconds
 }
 
-// setRunning records that a tuner is at work.
+// setRunning sets the study's state to Running, and removes the note.
 func setRunning(tx *transaction) {
 	if tx.err == nil && State(tx.head.text("state")) != Running {
 		tx.set("state", Running)
@@ -155,7 +156,7 @@ func insertTrial(tx *transaction, t Trial, point, args string, commit int64) {
 	tx.insert(trialsTable, values)
 }
 
-// isDone reports whether a trial's row is of a finished trial.
+// isDone reports whether a row of table trials is of a finished trial.
 func isDone(trial row) bool { return State(trial.text("state")) == Done }
 
 var errNoTrial = errors.New("the trial was never begun")
@@ -169,8 +170,8 @@ func trialRow(tx *transaction, number int) (row, error) {
 	return rows[0], nil
 }
 
-// sameAgain returns an error if a stored text differs from a new one. It decodes the stored text and encodes the value
-// again first, because an older tuner may have known fewer fields.
+// sameAgain returns an error if a stored text differs from a new one. Before it compares them, it decodes the stored
+// text and encodes the value again, because an older tuner may have known fewer fields.
 func sameAgain[T any](was, is string, encode func(T) (string, error)) error {
 	var v T
 	if err := decode(was, &v); err != nil {

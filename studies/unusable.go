@@ -18,7 +18,7 @@ func (unusable) Is(target error) bool { return target == ErrUnusable }
 
 func unusablef(format string, args ...any) error { return unusable{fmt.Errorf(format, args...)} }
 
-// lasting are errors of system calls that come back when the call is tried again.
+// lasting are the errors of system calls that come back when the call is tried again.
 var lasting = []error{unix.EACCES, unix.EPERM, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.ENOTDIR, unix.EISDIR, unix.ELOOP, unix.ENAMETOOLONG}
 
 // markUnusable makes an error wrap ErrUnusable if it would come back at the next try.

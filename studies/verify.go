@@ -12,7 +12,7 @@ import (
 // verifyAll checks every row of a database and the holdings of all tables. It returns the number of commits.
 func verifyAll(db *sql.DB) (commits int64, err error) {
 	r, err := readSummaries(db)
-	if errors.Is(err, sql.ErrNoRows) { // the first run was killed while it began
+	if errors.Is(err, sql.ErrNoRows) { // there is no study: the first run was killed while it began
 		return 0, nil
 	}
 	if err != nil {
@@ -48,8 +48,8 @@ func (r *reading) verifyParts() error {
 	return r.checkFinished(r.study.Trials, found)
 }
 
-// explainSQLite turns SQLite's errors about a file of its own into words for a person. It returns any other error
-// unchanged.
+// explainSQLite turns errors that a damaged or foreign file causes in SQLite into words for people. It returns any
+// other error unchanged.
 func explainSQLite(err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok {
@@ -68,7 +68,7 @@ func explainSQLite(err error) error {
 	return err
 }
 
-// explainFile is explainSQLite, and also explains the error for a file that SQLite cannot open.
+// explainFile does what explainSQLite does. It also explains the error for a file that SQLite cannot open.
 func explainFile(path string, err error) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok || of.Code != sqlite3.ErrCantOpen {

@@ -7,15 +7,15 @@ import (
 	"strings"
 )
 
-// These are the kinds of facts, which are Study.World, Study.Found and Study.Noted.
+// A fact of a study's world has one of these kinds. They are kept in Study.World, Study.Found and Study.Noted.
 const (
 	asked = "asked"
 	found = "found"
 	noted = "noted"
 )
 
-// writeWorld replaces the stored world by the world of a new run. Found and noted facts stay when the new run does
-// not know them.
+// writeWorld replaces the stored world with the world of a new run. A found or noted fact stays if the new run does not
+// know it.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
@@ -45,8 +45,8 @@ func (r *reading) loadWorld() error {
 	})
 }
 
-// fits returns an error when the stored study cannot go on with these settings. A study without measurements fits any
-// world, but its imported trials were judged by its SLO.
+// fits returns an error if the stored study cannot go on with these settings. A study without measurements fits any
+// world. If it has imported trials, the facts that they were judged by must stay the same.
 func (is New) fits(was Study, measured bool, options Options) error {
 	if was.Name != is.Name {
 		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
@@ -62,7 +62,7 @@ func (is New) fits(was Study, measured bool, options Options) error {
 	return nil
 }
 
-// drift lists the changes of facts that must not change after a study has begun.
+// drift lists the changes that need AcceptDrift: of World, of the seed, and of Found facts that both runs know.
 func drift(was Study, is New) Changes {
 	all := append(difference(was.World, is.World), difference(knownTo(is.Found, was.Found), knownTo(was.Found, is.Found))...)
 	if was.Seed != is.Seed {
@@ -80,7 +80,7 @@ func (is New) final(was Study) Changes {
 	return difference(before, now)
 }
 
-// knownTo returns the facts whose keys are among the others.
+// knownTo returns the facts whose keys are also in others.
 func knownTo(others, facts map[string]string) map[string]string {
 	both := maps.Clone(facts)
 	maps.DeleteFunc(both, func(key, _ string) bool { _, known := others[key]; return !known })
@@ -88,7 +88,7 @@ func knownTo(others, facts map[string]string) map[string]string {
 }
 
 // Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. A
-// change that was taken back before a trial was measured begins no world.
+// change that was taken back before the next trial begins no world.
 func (s Study) Worlds() (worlds [][]Trial) {
 	first := 0
 	for _, e := range s.Changes() {
@@ -100,8 +100,8 @@ func (s Study) Worlds() (worlds [][]Trial) {
 	return append(worlds, s.Trials[first:])
 }
 
-// Asked returns World as it was in each of Worlds. It starts from the present World and takes back the accepted
-// changes.
+// Asked returns the World facts of each world in Worlds. It starts from the present World and takes back the accepted
+// changes, the newest first.
 func (s Study) Asked() []map[string]string {
 	worlds := s.Worlds()
 	asked := make([]map[string]string, len(worlds))
@@ -117,7 +117,7 @@ func (s Study) Asked() []map[string]string {
 				delete(facts, c.Fact)
 			}
 		}
-		maps.DeleteFunc(facts, func(key, _ string) bool { // these changed too, but are no part of World
+		maps.DeleteFunc(facts, func(key, _ string) bool { // Found facts, Noted facts and the seed can change too, but are not in World
 			_, isFound := s.Found[key]
 			_, isNoted := s.Noted[key]
 			return isFound || isNoted || key == factSeed
@@ -126,8 +126,8 @@ func (s Study) Asked() []map[string]string {
 	return asked
 }
 
-// Changes returns the accepted changes of the world, the oldest first. Those before one trial are merged into one
-// event. Changes that cancel each other out are left out.
+// Changes returns the accepted changes of the world, the oldest first. All changes before the same trial are merged
+// into one event. Changes that cancel each other out are left out.
 func (s Study) Changes() (all []Event) {
 	for _, e := range s.Events {
 		if e.Kind != Drift {
@@ -145,8 +145,8 @@ func (s Study) Changes() (all []Event) {
 	return all
 }
 
-// ChangesBefore returns the changes of the world that were accepted right before a trial, without those that were taken
-// back before it.
+// ChangesBefore returns the changes of the world that were accepted right before a trial. Changes that cancel each
+// other out are left out.
 func (s Study) ChangesBefore(trial int) Changes {
 	var all Changes
 	for _, e := range s.Events {
@@ -157,19 +157,19 @@ func (s Study) ChangesBefore(trial int) Changes {
 	return all.net()
 }
 
-// WorldNumbers returns the world of each trial by its number. The first world is 1.
+// WorldNumbers maps the number of each trial to the number of its world. The first world is 1.
 func (s Study) WorldNumbers() map[int]int {
 	numbers := make(map[int]int, len(s.Trials))
 	for i, trials := range s.Worlds() {
-		for j := range trials { // by index, because a trial is a kilobyte
+		for j := range trials { // by index, because copying a trial copies a kilobyte
 			numbers[trials[j].Number] = i + 1
 		}
 	}
 	return numbers
 }
 
-// Deciding returns the number of the world that has the best trial: the newest in which a trial met the SLO, else the
-// newest with trials.
+// Deciding returns the number of the world whose best trial decides the study. It is the newest world in which a trial
+// met the SLO. If no trial did, it is the newest world with trials.
 func (s Study) Deciding() int {
 	newest := 1
 	for i, trials := range slices.Backward(s.Worlds()) {
@@ -183,7 +183,7 @@ func (s Study) Deciding() int {
 	return newest
 }
 
-// Present returns the study as seen from its present world: trials of earlier worlds become Prior.
+// Present returns the study as seen from its present world. Trials of earlier worlds are moved to Prior.
 func (s Study) Present() Study {
 	worlds := s.Worlds()
 	s.Trials, s.Prior = worlds[len(worlds)-1], slices.Clone(s.Prior)
@@ -203,7 +203,7 @@ func worldError(changes Changes) error {
 		ErrWorldChanged, strings.Join(changes.lines(), "\n  "))
 }
 
-// finalError says what cannot change within one study.
+// finalError says which changes no study can accept, and what the user can do.
 func finalError(changes Changes, name string) error {
 	return fmt.Errorf("%w:\n  %s\nthe trials so far were judged by the old value, so new ones cannot be compared with them\nrestore the old value, or begin a study under another name; "+
 		"`tuner import` can give it the trials of %s as priors", ErrWorldChanged, strings.Join(changes.lines(), "\n  "), name)

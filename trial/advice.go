@@ -10,10 +10,11 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// DefaultMargin is the advised part of a capacity, unless the user sets another.
+// DefaultMargin is the advised rate as a fraction of the capacity, unless the user sets another.
 const DefaultMargin = 0.9
 
-// An Advice is the rate to run a server at: a part of its capacity, and what was measured near that rate.
+// An Advice is the rate to run a server at, which is a fraction of its capacity. It also says what was measured near
+// that rate.
 type Advice struct {
 	Rate   float64 `json:"rate"`   // requests per second
 	Margin float64 `json:"margin"` // Rate / Of
@@ -25,7 +26,7 @@ type Advice struct {
 	Measured []Reading `json:"measured,omitempty"`    // by that probe
 }
 
-// A Basis says from which rate an advice keeps its margin.
+// A Basis names the rate that is multiplied by the margin.
 type Basis string
 
 // The bases.
@@ -41,7 +42,7 @@ type Reading struct {
 	ValueMS float64 `json:"value_ms"`
 }
 
-// Readings returns the readings of a verdict.
+// Readings returns the limits of a verdict with their measured values.
 func Readings(v slo.Verdict) []Reading {
 	readings := make([]Reading, len(v.Checks))
 	for i, c := range v.Checks {
@@ -67,10 +68,10 @@ func ReadingsText(readings []Reading) string {
 // nearRate is the relative distance within which two rates have about the same latencies.
 const nearRate = 0.03
 
-// Advise returns margin (0 to 1) times the lower end of the capacity's interval, or times the highest rate that passed
-// where there is no interval. It names the nearest probe within 3 % of that rate. If there is none, it names the next
-// higher probe that passed, because latencies at a lower rate are only higher by chance. ok is false if no rate kept
-// the SLO with the load generator in time.
+// Advise returns the rate to run a server at. It is margin (0 to 1) times the lower end of the capacity's interval.
+// Without an interval it is margin times the highest rate that passed. The advice names the nearest probe within 3 % of
+// that rate. If there is none, it names the nearest higher probe that passed. The lower, advised rate can have higher
+// latencies than that probe only by chance. ok is false if no rate passed with the load generator in time.
 func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok bool) {
 	if !c.Met() {
 		return a, false

@@ -8,50 +8,51 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// A Protocol says in which state the prefix cache is when a probe begins. On the calibrated H200 simulation it matters
-// more than any flag: 0.8–1.7 req/s cold, 1.7–2.7 primed.
+// A Protocol says in which state the prefix cache is when a probe begins. It matters more than any flag. The calibrated
+// H200 simulation carries 0.8–1.7 req/s with a cold cache and 1.7–2.7 req/s with a primed one.
 type Protocol string
 
 // The protocols.
 const (
-	// Steady primes the cache from the workload's own stream until it is full and the hit rate stands still. The cache
-	// is then carried from probe to probe. It is for endless sources.
+	// Steady primes the cache with the workload's own requests until the cache is full and the hit rate no longer
+	// changes. After that the cache is never emptied. Steady is for endless sources.
 	Steady Protocol = "steady"
-	// Primed passes once through a finite source, and then carries the cache.
+	// Primed sends each request of a finite source once before the first probe. After that the cache is never emptied.
 	Primed Protocol = "primed"
-	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with the window's. This
-	// measures the cold value, and only under it is a resumed study exact to the last digit.
+	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with those of the window, so
+	// the window measures a cold cache. Only with Reset does a resumed study give the same result to the last digit.
 	Reset Protocol = "reset"
-	// Carried begins with the cache that the warm-up has left, and carries it, as the manual sweeps did. It is for
-	// sweeps alone: the lower loads prime the cache of the higher ones.
+	// Carried begins with the cache that the warm-up left, and never empties it, as the manual sweeps did. It is for
+	// sweeps alone: the lower loads prime the cache for the higher ones.
 	Carried Protocol = "carried"
 )
 
 const (
-	// A carried and an empty cache can be distinguished if their hit rates, 0 to 1, differ by at least this much. On
-	// simulated servers the hit rate of a probe is at most 0.65 points below the recall's. With a carried cache it was
-	// never in the lower half of the difference.
+	// A measured hit rate tells a carried cache from an empty one only if their predicted rates (0 to 1) differ by at
+	// least minReuse. On simulated servers the measured rate was at most 0.65 percentage points below the recall's
+	// prediction. With a carried cache it was never nearer to the prediction for an empty cache.
 	minReuse = 0.01
-	// An emptied cache must hold no more of the prompts than they share with one another. If it holds this much more,
-	// other clients have sent the prompts.
+	// In an emptied cache, a probe's requests find only what they share with one another. If the hit rate (0 to 1) is
+	// higher than that by more than foreignReuse, other clients have sent the same prompts.
 	foreignReuse = 0.05
-	// repeatedDraws keeps the draws of repetitions apart from all others. Requests that were just asked would be in the
-	// cache.
+	// repeatedDraws is added to the draw of a probe that is repeated. The repetition must send other requests, because
+	// the cache holds those of the first attempt.
 	repeatedDraws = 1 << 20
-	// A cache of unknown size is assumed to hold this many tokens.
+	// A cache of unknown size is assumed to hold defaultKVTokens tokens.
 	defaultKVTokens = 1 << 22
 )
 
-// A prefixCache keeps the prefix cache of a trial's server in the state that the protocol wants, and checks that it is.
+// A prefixCache keeps the prefix cache of a trial's server in the state that the protocol wants, and verifies that
+// state.
 type prefixCache struct {
 	protocol    Protocol
-	recall      *recall // nil where nothing is verified
+	recall      *recall // predicts hit rates; nil if nothing is verified
 	wrong       string  // what was wrong with the cache's state in the last probe; "" when it was right
-	alwaysWrong bool    // a repetition was wrong too: the server's cache is not what the workload says it should be
+	alwaysWrong bool    // a repeated probe found a wrong state again, so no later probe is repeated
 	unknown     bool    // the state cannot be verified, and a note says so
 }
 
-// newPrefixCache begins with an empty cache. A kvTokens of 0 is an unknown size.
+// newPrefixCache assumes that the server's cache is empty. A kvTokens of 0 means that its size is unknown.
 func newPrefixCache(protocol Protocol, kvTokens int) *prefixCache {
 	c := &prefixCache{protocol: protocol}
 	switch {
@@ -64,7 +65,7 @@ func newPrefixCache(protocol Protocol, kvTokens int) *prefixCache {
 	return c
 }
 
-// prepare puts the cache into the state in which a probe begins.
+// prepare puts the cache into the state in which the protocol begins a probe.
 func (c *prefixCache) prepare(ctx context.Context, server Server) error {
 	if c.recall != nil {
 		c.recall.begin()
@@ -73,14 +74,15 @@ func (c *prefixCache) prepare(ctx context.Context, server Server) error {
 		return nil
 	}
 	err := server.ResetCache(ctx)
-	if err != nil && !errors.Is(err, serverctl.ErrNoReset) { // ErrNoReset is the user's to fix, and no sign of a dying server
+	if err != nil && !errors.Is(err, serverctl.ErrNoReset) { // ErrNoReset is for the user to fix; it is no sign of a dying server
 		err = serverError{err}
 	}
 	return err
 }
 
-// draw returns the number of a probe's draw. A repetition sends other requests, because the cache holds the requests of
-// the first attempt. Under Reset it sends the same requests, because the cache is empty.
+// draw returns the number that decides which requests the probe seq sends. A repetition sends other requests, because
+// the cache holds the requests of the first attempt. Under Reset it sends the same requests, because the cache is
+// empty.
 func (c *prefixCache) draw(seq int, again bool) int {
 	if again && c.protocol != Reset {
 		return seq + repeatedDraws
@@ -88,11 +90,12 @@ func (c *prefixCache) draw(seq int, again bool) int {
 	return seq
 }
 
-// judge compares a probe's hit rate with the hit rates that its requests would have in a carried cache and in an empty
-// cache. Both count only the requests that were sent, so a probe that ended early can be judged too. A probe with
-// preempted requests is not judged. These evict blocks that the cache would have kept, and look up their own again.
+// judge compares a probe's hit rate with two predictions: for a carried cache and for an empty cache. Both predictions
+// count only the requests that were sent, so a probe that ended early can be judged too. A probe with preempted
+// requests is not judged. Preemption evicts blocks that the cache would have kept, and a preempted request looks up its
+// own blocks again.
 //
-// unknown is why the state cannot be verified; a note says it once.
+// unknown says why the state cannot be verified. It is returned only once, for a note.
 func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown string) {
 	c.wrong = ""
 	switch {
@@ -114,7 +117,7 @@ func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown 
 	return unknown
 }
 
-// compare says what a hit rate shows to be wrong with the cache, or nothing.
+// compare returns what is wrong with the cache according to a hit rate, or "" if nothing is.
 func (c *prefixCache) compare(hitRate float64) string {
 	carried, empty := c.recall.rates()
 	alike := carried-empty < minReuse

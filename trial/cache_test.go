@@ -13,11 +13,12 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// longSource is a workload of more requests than a probe asks. Its prompts fit the cache of 20,000 tokens of useLongSource.
+// longSource is a workload with more requests than one probe sends. Its prompts fit into the cache of 20,000 tokens
+// that useLongSource gives to the stub.
 var longSource = sync.OnceValues(func() (workload.Source, *LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 600}, 1)
 	if err != nil {
-		panic(err) // the spec is a constant
+		panic(err) // cannot happen: the spec is a constant
 	}
 	even, _ := evenly()
 	return source, NewLongRun(workload.Plan{Source: source, Seed: 1, Arrivals: even.Arrivals})
@@ -28,7 +29,7 @@ func useLongSource(r *Runner, s *stub) {
 	s.kvTokens = 20_000
 }
 
-// A probe counts only if the server's own counters show that its prefix cache was in the protocol's state.
+// A probe counts only if the server's own counters show that its prefix cache was in the state that the protocol wants.
 func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 	const firstProbe = 4 // runs 1 and 2 are the warm-up; run 3 is the pass that primes the cache
 	lostIn := func(runs ...int) func(int) bool {
@@ -41,9 +42,9 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 		protocol Protocol
 		server   *stub
 		replaced int    // number of repeated probes
-		first    string // in the Note of the first probe
-		second   string // in the Note of the second probe
-		noted    string // in the result's Notes
+		first    string // a part of the first probe's Note; "" means no Note
+		second   string // a part of the second probe's Note; "" means no Note
+		noted    string // the result's Notes
 	}{
 		{"a carried cache", Primed, &stub{}, 0, "", "", ""},
 		{"an emptied cache", Reset, &stub{}, 0, "", "", ""},
@@ -96,7 +97,7 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 	}
 }
 
-// A sleeper is a stub whose loads take as long as they say.
+// A sleeper is a stub whose loads really take the time that they report.
 type sleeper struct{ *stub }
 
 func (s sleeper) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
@@ -105,10 +106,10 @@ func (s sleeper) Run(ctx context.Context, schedule workload.Schedule, stop bench
 	return run, err
 }
 
-// The first attempt of a probe counts once in the GPU time of a trial whose server dies in the second attempt.
+// If the server dies in the second attempt of a probe, the first attempt counts once in the trial's GPU time.
 func TestTheTimeOfAFailedRepetitionCountsOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &stub{capacity: 4.8, restarted: 4, dieAt: 5} // after two loads of warm-up and one of priming
+		s := &stub{capacity: 4.8, restarted: 4, dieAt: 5} // runs 1 to 3 are warm-up and priming; run 4 is the first attempt of the first probe
 		r := runner(t, s, Primed)
 		useLongSource(r, s)
 		r.Start = func(ctx context.Context, l Launch) (Server, Load, error) {

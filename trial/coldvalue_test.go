@@ -31,7 +31,7 @@ func (s sharers) Request(stream workload.Stream, i int) *workload.Request {
 	}
 	ids := make([]int32, 512)
 	for j := range ids[:496] {
-		ids[j] = 100 + int32(i%12) // one id for a whole prefix
+		ids[j] = 100 + int32(i%12) // all tokens of a prefix have the same id
 	}
 	for j := range ids[496:] {
 		ids[496+j] = 1000 + int32(uint64(stream)*7919+uint64(i)>>(j%12))%20_000
@@ -83,7 +83,8 @@ func (e *teller) Run(_ context.Context, schedule workload.Schedule, _ bench.Stop
 	return run, nil
 }
 
-// find returns how many tokens of a prompt the cache holds, in whole blocks of 16, and adds the prompt to it.
+// find returns how many tokens of a prompt the cache holds, in whole blocks of 16. Then it adds the prompt to the
+// cache.
 func (e *teller) find(ids []int32) (found float64) {
 	known, sum := true, fnv.New64a()
 	for block := range slices.Chunk(ids[:len(ids)/16*16], 16) {
@@ -185,7 +186,7 @@ func onlyWindow(schedule workload.Schedule) workload.Schedule {
 	}
 }
 
-// Cached predicts the share of prompt tokens that a server with its own prefix cache then finds.
+// Cached predicts the share of prompt tokens that a server with its own prefix cache finds there.
 func TestTheShareOfCachedPromptsIsKnownBeforehand(t *testing.T) {
 	for _, row := range []struct {
 		protocol Protocol

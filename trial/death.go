@@ -10,7 +10,8 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// A serverError is a question that the server did not answer. It is usually the first sign of the server's death.
+// A serverError means that the server did not answer when the tuner asked it something, such as its counters. It is
+// usually the first sign of the server's death.
 type serverError struct{ error }
 
 func (e serverError) Unwrap() error { return e.error }
@@ -31,11 +32,12 @@ func drain(ctx context.Context, server Server) (time.Duration, error) {
 	return took, nil
 }
 
-// turnedAway matches the statuses with which a server, or a gateway before it, refuses any request. No engine flag
-// causes them.
+// turnedAway matches the statuses with which a server, or a gateway in front of it, refuses every request. No engine
+// flag causes them.
 var turnedAway = regexp.MustCompile(`http-status: (?:401|403|404|405|413|429|503)\b`)
 
-// useless is the error of a server that is up and fails every request.
+// useless returns the error of a server that runs and fails every request. If the server dies within deathNotice, that
+// is the server's own error.
 func useless(ctx context.Context, server Server, evidence string) error {
 	class := serverctl.CrashLoad
 	if turnedAway.MatchString(evidence) {
@@ -44,7 +46,7 @@ func useless(ctx context.Context, server Server, evidence string) error {
 	return AwaitDeath(ctx, server, &serverctl.ExitError{Class: class, Evidence: evidence, Code: -1})
 }
 
-// explain returns the server's death in place of an error that follows from it.
+// explain returns the server's own exit error if the server died, because err is then only a consequence.
 func explain(ctx context.Context, server Server, err error) error {
 	if err == nil {
 		return nil
@@ -63,8 +65,8 @@ func explain(ctx context.Context, server Server, err error) error {
 // deathNotice is how long AwaitDeath waits for a server to die, so that its own last words are the evidence.
 const deathNotice = 10 * time.Second
 
-// AwaitDeath waits for the death of a server that seems to be dying, and returns the server's own error. A server that
-// lives on gets the error otherwise; nil means none.
+// AwaitDeath waits for the death of a server that seems to be dying, and returns the server's own error. If the server
+// lives on, it returns otherwise, which may be nil.
 func AwaitDeath(ctx context.Context, server Server, otherwise *serverctl.ExitError) error {
 	select {
 	case <-server.Exited():

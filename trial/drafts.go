@@ -7,13 +7,14 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// drafts adds up what a server has drafted since its start, and judges whether enough of it is accepted.
+// drafts adds up the tokens that a server has drafted since its start (speculative decoding), and judges whether enough
+// of them are accepted.
 type drafts struct {
 	Speculation
-	runner     *Runner // says how much must be accepted, and of how many drafted tokens
+	runner     *Runner // has MinAcceptance and MinDrafted
 	kvCacheGiB float64 // 0 when unknown
 	judged     bool
-	tpot       float64 // median of the last part of the warm-up, ms; 0 when unknown
+	tpot       float64 // median TPOT in the last part of the warm-up, ms; 0 when unknown
 }
 
 // rejectedDrafts is the error of a server that accepts hardly any of its drafts.
@@ -21,8 +22,9 @@ type rejectedDrafts string
 
 func (e rejectedDrafts) Error() string { return string(e) }
 
-// judge adds the drafts of a load; nil means none. Once enough were drafted, it returns an error if too few were
-// accepted, which ends the trial. It judges once, so that a resumed trial judges the same drafts as an uninterrupted one.
+// judge adds the drafts of a load; nil means none. Once enough tokens were drafted, it returns an error if too few were
+// accepted; the error ends the trial. It judges once, so that a resumed trial judges the same drafts as an
+// uninterrupted one.
 func (d *drafts) judge(more *Speculation) error {
 	if more == nil || d.judged || d.runner.MinAcceptance <= 0 {
 		return nil
@@ -40,7 +42,7 @@ func (d *drafts) judge(more *Speculation) error {
 	return rejectedDrafts(d.diagnosis())
 }
 
-// lacking says how many drafted tokens a judgement still needs, or nothing.
+// lacking says how many tokens were drafted and how many are needed to judge. It returns "" if they are enough.
 func (d *drafts) lacking(now serverctl.Counters) string {
 	if d.runner.MinAcceptance <= 0 || len(now.AcceptedAt) == 0 || now.DraftTokens >= float64(d.runner.MinDrafted) {
 		return ""
@@ -48,8 +50,8 @@ func (d *drafts) lacking(now serverctl.Counters) string {
 	return fmt.Sprintf("the acceptance of drafts is not known: %.0f tokens were drafted, %d are needed", now.DraftTokens, d.runner.MinDrafted)
 }
 
-// diagnosis says what was accepted, what that means, and what it costs, as far as the server tells. It cannot say how
-// fast the server would be without drafts.
+// diagnosis says how much was accepted, what that means, and what it costs, if the server reports that. It cannot say
+// how fast the server would be without drafts.
 func (d *drafts) diagnosis() string {
 	text := fmt.Sprintf("%s of %s drafted tokens were accepted (%.2g %%, less than %.2g %%): the drafter belongs to another model, "+
 		"tokenizer or chat template, or the answers cannot be predicted. ",

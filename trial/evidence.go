@@ -8,8 +8,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// reach is how long after the last counted request other requests still matter to it: four times the longest kernel's
-// tau.
+// reach is how long after the last counted request other requests can still affect it. It is four times the tau of the
+// longest kernel.
 const reach = 80 * time.Second
 
 // Evidence says for each request of a probe which load it met and whether it broke a limit. The load follows from the
@@ -30,7 +30,7 @@ func (l *LongRun) Evidence(
 		e.Prompt, e.Answer = append(e.Prompt, prompt), append(e.Answer, answer)
 	}
 	for i, c := range v.Checks {
-		e.Counted = min(e.Counted, len(c.Each)) // a probe that ended early has sent fewer than it planned
+		e.Counted = min(e.Counted, len(c.Each)) // a probe that ended early has sent fewer requests than planned
 		if c.Each == "" || i >= len(s.Limits) {
 			return nil
 		}
@@ -45,7 +45,7 @@ type LongRun struct {
 	Population *capacity.Population
 }
 
-// longRunRequests are enough that their own chance does not matter; see capacity.Population.
+// longRunRequests is large enough that chance in these requests hardly moves a capacity; see capacity.Population.
 const longRunRequests = 128_000
 
 // NewLongRun reads longRunRequests arrivals of the plan. It uses only the plan's source, seed and arrivals.
@@ -53,7 +53,7 @@ func NewLongRun(plan workload.Plan) *LongRun {
 	w := workload.Weigh(plan.Source)
 	p := &capacity.Population{Due: plan.LongRun(longRunRequests)}
 	p.Prompt, p.Answer = w.LongRun(longRunRequests)
-	// A mean other than 1, which is chance, would shift every capacity.
+	// By chance the means are not exactly 1, which would shift every capacity.
 	toMean(p.Due, p.Due[longRunRequests-1]/longRunRequests)
 	toMean(p.Prompt, mean(p.Prompt))
 	toMean(p.Answer, mean(p.Answer))

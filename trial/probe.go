@@ -14,17 +14,17 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// An offer is the load of one probe, and what is counted of it.
+// An offer is the load of one probe, and which part of the load is counted.
 type offer struct {
 	Level
 	schedule workload.Schedule
 	planned  int           // counted requests
 	leadIn   time.Duration // where the window begins; unused in a closed loop
-	window   time.Duration // unused in a closed loop
+	window   time.Duration // length of the window; unused in a closed loop
 	stop     bench.Stop    // nil means never
 }
 
-// probe puts the prefix cache into its state, sends one load, and judges it.
+// probe prepares the prefix cache, sends one load, and judges the answers.
 func (s *session) probe(ctx context.Context, seq int, o offer) (Probe, error) {
 	s.task.progress("probe %d at %s", seq+1, o.Level)
 	if err := s.cache.prepare(ctx, s.server); err != nil {
@@ -75,7 +75,7 @@ func (s *session) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
 	return closed.RunClosed(ctx, s.cache.recall.watch(o.schedule), o.Streams, o.stop)
 }
 
-// judged is the probe as its requests alone show it.
+// judged returns the probe with what its requests show. The caller adds what the server's counters show.
 func (s *session) judged(seq int, o offer, run bench.Run) (Probe, error) {
 	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: s.runner.Natural, Sketches: true}
 	if o.Streams > 0 {
@@ -95,7 +95,7 @@ func (s *session) judged(seq int, o offer, run bench.Run) (Probe, error) {
 	}, nil
 }
 
-// noteOf is what a reader must know before he believes a probe.
+// noteOf returns what a reader must know before trusting a probe.
 func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
 	for _, s := range run.Samples {
 		if s.Failure != "" {
@@ -111,7 +111,7 @@ func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
 	return ""
 }
 
-// recorded measures a probe and stores it, unless the user has ended the trial.
+// recorded measures a probe and stores it. If the user has ended the trial, it returns ErrInterrupted instead.
 func (s *session) recorded(measure func() (Probe, error)) (Probe, error) {
 	if err := s.task.finished(); err != nil {
 		return Probe{}, err
@@ -119,7 +119,7 @@ func (s *session) recorded(measure func() (Probe, error)) (Probe, error) {
 	began := time.Now()
 	p, err := measure()
 	if err != nil {
-		s.result.GPUTime += max(p.GPUTime, time.Since(began)) // a probe that fails costs time too
+		s.result.GPUTime += max(p.GPUTime, time.Since(began)) // a probe that ends with an error costs GPU time too
 		return p, err
 	}
 	if err := s.task.Record(p); err != nil {
@@ -128,8 +128,8 @@ func (s *session) recorded(measure func() (Probe, error)) (Probe, error) {
 	return p, nil
 }
 
-// verified measures a probe, and measures it again when its prefix cache was in the wrong state. If the repetition is
-// wrong too, later probes are not repeated: that would double the cost of a trial and change nothing.
+// verified measures a probe, and measures it again if its prefix cache was in the wrong state. If the repetition is
+// wrong too, later probes are not repeated, because that would double the cost of a trial and change nothing.
 func (s *session) verified(measure func(again bool) (Probe, error)) (Probe, error) {
 	p, err := measure(false)
 	wrong := s.cache.wrong
@@ -162,7 +162,8 @@ func (s *session) repeat(first Probe, why string, measure func() (Probe, error))
 	return p, err
 }
 
-// speculation is what was drafted and accepted between two readings of the counters; nil when nothing was.
+// speculation returns what was drafted and accepted between two readings of the counters, or nil if nothing was
+// drafted.
 func speculation(before, after serverctl.Counters) *Speculation {
 	if after.Drafts <= before.Drafts {
 		return nil
@@ -177,7 +178,7 @@ func speculation(before, after serverctl.Counters) *Speculation {
 	return s
 }
 
-// hitRate is the share of prompt tokens that were found in the prefix cache, 0 to 1; -1 when nothing was looked up.
+// hitRate is the share of prompt tokens, 0 to 1, that were found in the prefix cache; -1 if none were looked up.
 func hitRate(before, after serverctl.Counters) float64 {
 	queries := after.PrefixQueries - before.PrefixQueries
 	if queries <= 0 {

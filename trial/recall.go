@@ -7,37 +7,38 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A recall simulates a prefix cache of a known size from the prompts that were sent, in their order. A prefix is found
-// in whole blocks, and the least recently used blocks are evicted first, as in vLLM (vllm/v1/core/block_pool.py). The
+// A recall simulates a prefix cache of a known size from the prompts that were sent, in their order. It finds a prefix
+// in whole blocks, and evicts the least recently used blocks first, as vLLM does (vllm/v1/core/block_pool.py). The
 // recall also simulates a cache that was empty when the probe began.
 type recall struct {
 	capacity float64          // tokens
-	tokens   float64          // held, of prompts and answers
-	held     []held           // a ring from the least to the most recently used; held[0] is the sentinel between the two
+	tokens   float64          // tokens in the cache, of prompts and answers
+	held     []held           // the cached blocks, a ring from the least to the most recently used; held[0] marks its beginning and end
 	slots    map[uint64]int32 // index in held, by the hash of a block
 	free     []int32          // unused slots
 	asks     int32            // prompts so far
-	began    int32            // prompts before the probe
+	began    int32            // number of prompts before the probe
 	seed     maphash.Seed
-	text     []byte  // of the current prompt, unless it is given in tokens
-	blocks   []block // of the current prompt
+	text     []byte  // text of the current prompt; empty if the prompt is given in tokens
+	blocks   []block // blocks of the current prompt
 
-	asked, carried, empty float64 // prompt tokens since the probe began, and how many of them each cache held
+	asked, carried, empty float64 // prompt tokens since the probe began: all, those found in the carried cache, and those found in the empty one
 }
 
-// A held is one block of an earlier prompt, or a whole answer. No prompt contains an answer, so an answer's hash is 0.
+// A held is a cached block of an earlier prompt, or a whole cached answer. No prompt is expected to repeat an answer,
+// so an answer's hash is 0.
 type held struct {
 	hash           uint64
 	tokens         float64
-	before, behind int32 // neighbours in the ring: used earlier, used later
+	before, behind int32 // neighbours in the ring: the block used earlier and the block used later
 	last           int32 // number of the prompt that used it last
 }
 
 // A block is one block of the current prompt.
 type block struct {
-	hash   uint64 // of everything up to its end
+	hash   uint64 // hash of the prompt up to the end of the block
 	tokens float64
-	slot   int32 // in held; 0 where it is not held
+	slot   int32 // index in held; 0 if the block is not held
 }
 
 func newRecall(capacity float64) *recall {
@@ -48,13 +49,13 @@ func newRecall(capacity float64) *recall {
 const (
 	blockTokens  = 16
 	blockBytes   = 64
-	bytesOfToken = 4.0 // used where the length of a prompt in tokens is not known
+	bytesOfToken = 4.0 // assumed if the length of a prompt in tokens is not known
 )
 
-// An idBlock or a textBlock is what the hash of a block is computed from.
+// The hash of a block is computed from an idBlock (token ids) or from a textBlock.
 type (
 	idBlock struct {
-		before uint64 // hash of all before
+		before uint64 // hash of all earlier blocks of the prompt
 		ids    [blockTokens]int32
 	}
 	textBlock struct {
@@ -68,7 +69,8 @@ func (c *recall) begin() {
 	c.asked, c.carried, c.empty = 0, 0, 0
 }
 
-// rates returns the hit rates of the probe so far, with a cache that was carried into it and with one that was empty.
+// rates returns two hit rates of the probe so far: with the cache that was carried into it, and with a cache that was
+// empty at its start.
 func (c *recall) rates() (carried, empty float64) {
 	if c.asked == 0 {
 		return 0, 0
@@ -76,7 +78,7 @@ func (c *recall) rates() (carried, empty float64) {
 	return c.carried / c.asked, c.empty / c.asked
 }
 
-// watch returns the load, and asks the recall each of its requests. A nil recall asks nothing.
+// watch returns the schedule unchanged, and passes each of its requests to ask. It also works without a recall (nil).
 func (c *recall) watch(schedule workload.Schedule) workload.Schedule {
 	if c == nil {
 		return schedule
@@ -91,7 +93,7 @@ func (c *recall) watch(schedule workload.Schedule) workload.Schedule {
 	}
 }
 
-// ask counts the part of a prompt that is found. From then on it holds the prompt and its answer.
+// ask counts how much of a prompt is in the cache. Then it adds the prompt and its answer to the cache.
 func (c *recall) ask(r *workload.Request) {
 	c.split(r)
 	carried, empty := true, true
@@ -109,7 +111,7 @@ func (c *recall) ask(r *workload.Request) {
 		c.blocks[i].slot = slot
 	}
 	c.hold(block{tokens: float64(r.OutputTokens)})
-	for _, b := range slices.Backward(c.blocks) { // the end of a prompt is evicted before its beginning
+	for _, b := range slices.Backward(c.blocks) { // backward, so that the end of a prompt is evicted before its beginning
 		if b.slot > 0 {
 			c.again(b.slot)
 		} else {
@@ -146,7 +148,7 @@ func (c *recall) split(r *workload.Request) {
 	}
 }
 
-// hold adds a block.
+// hold adds a block as the most recently used one.
 func (c *recall) hold(b block) {
 	c.tokens += b.tokens
 	slot := int32(len(c.held))
@@ -168,7 +170,7 @@ func (c *recall) again(slot int32) {
 	c.latest(slot)
 }
 
-// latest appends a block to the ring.
+// latest makes a block the most recently used one, at the end of the ring.
 func (c *recall) latest(slot int32) {
 	h, none := &c.held[slot], &c.held[0]
 	h.last, h.before, h.behind = c.asks, none.before, 0
@@ -194,7 +196,7 @@ func (c *recall) forget(slot int32) {
 }
 
 // Cached is the share of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the protocol.
-// The cache is assumed to hold everything that is asked.
+// It assumes that the cache is large enough for all prompts and answers.
 func Cached(plan workload.Plan, cache Protocol) float64 {
 	c := newRecall(defaultKVTokens)
 	schedule := plan.Schedule()
@@ -225,6 +227,6 @@ func Cached(plan workload.Plan, cache Protocol) float64 {
 	return carried
 }
 
-// maxPrimed is how many requests of an endless workload are read to find what they share. If they share everything, no
-// number of requests fills a cache.
+// maxPrimed limits how many requests of an endless workload Cached reads to fill the cache. Requests that share
+// everything would never fill it.
 const maxPrimed = 2000

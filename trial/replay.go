@@ -9,9 +9,10 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// Replay measures the probes in the task's Done again: the same rates in the same order on one server, warmed up and
-// primed as Run does it. It searches nothing and records nothing. A probe that had ended early ends after the same
-// time. All others run to their end, whatever the SLO says of them now. The server is gone when Replay returns.
+// Replay measures the probes in the task's Done again. It probes the same rates in the same order on one server, which
+// is warmed up and primed as in Run. It searches nothing and records nothing. A probe that had ended early ends after
+// the same time. All other probes run to their end, even if they break the SLO now. The server is gone when Replay
+// returns.
 func (r *Runner) Replay(ctx context.Context, task Task) (probes []Probe, err error) {
 	server, load, err := r.startServer(ctx, task)
 	if err != nil {
@@ -26,7 +27,7 @@ func (r *Runner) Replay(ctx context.Context, task Task) (probes []Probe, err err
 	if err := t.warmUp(ctx); err != nil {
 		return nil, explain(ctx, server, err)
 	}
-	for _, was := range task.Done { // it may be a part of a trial: each probe has the draw of its own number
+	for _, was := range task.Done { // Done may be only a part of a trial, so each probe takes the draw of its own number
 		replayed.until = 0
 		if was.Stopped {
 			replayed.until = was.GPUTime - was.Replaced
@@ -40,13 +41,14 @@ func (r *Runner) Replay(ctx context.Context, task Task) (probes []Probe, err err
 	return probes, nil
 }
 
-// A replayedLoad ends each probe where it ended before.
+// A replayedLoad ends each probe after the same time as before.
 type replayedLoad struct {
 	Load
-	until time.Duration // of the current probe; 0 means its own end
+	until time.Duration // when to end the current probe; 0 means at its planned end
 }
 
-// Run replaces the stop of a probe. A load without a stop stays as it is.
+// Run replaces the stop of a probe by a stop at the time until. A load without a stop, such as the warm-up, is not
+// changed.
 func (r *replayedLoad) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	if stop != nil {
 		stop = nil

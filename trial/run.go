@@ -13,7 +13,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// ErrInterrupted is returned when a Task's Finish was closed. What was recorded stands; the rest is still to be done.
+// ErrInterrupted is returned when a Task's Finish was closed. The recorded probes are kept; the rest of the trial is
+// still to be done.
 var ErrInterrupted = errors.New("interrupted between two probes")
 
 // Lengths says how long a probe is.
@@ -32,42 +33,42 @@ type Runner struct {
 	Lengths   Lengths
 	Cache     Protocol
 	PrimeRate float64         // requests per second while the prefix cache is primed; 0 means the first rate of the search
-	Search    capacity.Search // its Hint is where the first trial begins; 0 means a guess from the size of the KV cache
-	Seed      uint64          // of requests and arrivals, the same in every trial
+	Search    capacity.Search // its Hint is the first rate of the first trial; 0 means a guess from the size of the KV cache
+	Seed      uint64          // seed of requests and arrivals, the same in every trial
 	Arrivals  workload.Arrivals
-	Natural   bool     // the model decides where an answer ends, so no answer has a wrong length
+	Natural   bool     // whether the model decides where an answer ends, so that no answer has a wrong length
 	Marks     []string // notes that every result gets
-	Simulated bool     // the server is simulated; a server that fails to start cannot report this itself
+	Simulated bool     // whether the server is simulated; a server that fails to start cannot report this itself
 
-	// A server that accepts less than MinAcceptance (accepted / drafted tokens) of its drafts is measured no further.
-	// It is judged once MinDrafted tokens were drafted. A MinAcceptance of 0 asks for nothing.
+	// A trial ends early if its server accepts too few of the tokens that it drafts: less than MinAcceptance, 0 to 1.
+	// This is judged once, after MinDrafted drafted tokens. A MinAcceptance of 0 means no minimum.
 	MinAcceptance float64
 	MinDrafted    int
 
-	WorstCase bool // a measured server must also survive the largest load that it admits
+	WorstCase bool // whether a measured server must also survive the largest load that it admits
 
-	LongRun *LongRun // of Source, Seed and Arrivals; nil until it is needed. Runners of one workload may share it.
+	LongRun *LongRun // long run of Source, Seed and Arrivals, built when first needed. Runners of the same workload may share it.
 }
 
 // A Task is one trial to run.
 type Task struct {
 	Number int
 	Args   []string       // all args of the server after the model
-	Hint   func() float64 // where to begin the search, asked after Accept; nil or 0 mean the Runner's
-	Draw   int            // of its first probe; an independent measurement needs draws that no other has used
-	Done   []Probe        // measured before an interruption; they are not repeated
-	// Attempt counts the servers that were started for the trial, from 0. A later attempt measures again what a late
-	// load generator decided in an earlier one.
+	Hint   func() float64 // returns the first rate of the search, called after Accept; nil or 0 means the Runner's Hint
+	Draw   int            // number of the first probe's draw; an independent measurement needs draws that no other trial uses
+	Done   []Probe        // probes from before an interruption; they are not repeated
+	// Attempt is the number of the server that is started for this trial, from 0. A later attempt repeats the probes
+	// that a late load generator decided in earlier attempts.
 	Attempt int
 	Record  func(Probe) error // stores a probe
 
-	Accept   func(serverctl.Facts) error // asked when the server is ready; its error ends the trial; nil accepts any server
+	Accept   func(serverctl.Facts) error // called when the server is ready; an error ends the trial; nil accepts any server
 	Progress func(step string)           // called with the name of each step as it begins; nil means silent
-	Finish   <-chan struct{}             // closed: finish the current probe, if there is one, then return ErrInterrupted
+	Finish   <-chan struct{}             // when it is closed, Run finishes the current probe, if there is one, and returns ErrInterrupted
 }
 
-// Run measures one point. A server that fails is a result. An error is the end of ctx, or something that no other point
-// would cure. The server is gone when Run returns.
+// Run measures one point. If the server fails, that is a result and no error. An error means that ctx has ended, or
+// that any other point would fail in the same way. The server is gone when Run returns.
 func (r *Runner) Run(ctx context.Context, task Task) (Result, error) {
 	return r.onServer(ctx, task, func(ctx context.Context, s *session) (capacity.Capacity, error) {
 		return newSearchRun(s).run(ctx)
@@ -91,7 +92,7 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 	if err == nil {
 		found, err = s.whileItLives(ctx, measure)
 	}
-	if stopErr := s.stop(ctx); stopErr != nil { // this fails the study, not the point: what is left of this server would disturb the next one
+	if stopErr := s.stop(ctx); stopErr != nil { // this ends the study, because the remains of this server would disturb the next one
 		return s.result, errors.Join(err, fmt.Errorf("stop the server of trial %d: %w", task.Number, stopErr))
 	}
 	if err != nil {
@@ -115,7 +116,7 @@ func (r *Runner) startServer(ctx context.Context, task Task) (server Server, loa
 
 // failure turns a server's failure into a result, and leaves other errors as they are.
 func failure(result Result, ctx context.Context, err error) (Result, error) {
-	if errors.Is(err, capacity.ErrLimited) { // this machine's fault, not the point's
+	if errors.Is(err, capacity.ErrLimited) { // this machine is at fault, not the point
 		result.Outcome, result.Class, result.Evidence = Unknown, serverctl.ClientLimited, err.Error()
 		return result, nil
 	}
@@ -158,7 +159,8 @@ func (t Task) finished() error {
 	}
 }
 
-// unlessFinished runs do, and ends it when Finish is closed. It is for what is worth nothing half done.
+// unlessFinished runs do, and cancels it when Finish is closed. It is for steps that leave no result when they end
+// early.
 func (t Task) unlessFinished(ctx context.Context, do func(context.Context) error) error {
 	ctx, stop := until(ctx, t.Finish, func() error { return ErrInterrupted })
 	defer stop()
@@ -169,7 +171,8 @@ func (t Task) unlessFinished(ctx context.Context, do func(context.Context) error
 	return err
 }
 
-// until returns a context that also ends, with that cause, when done is closed; and a function that releases it.
+// until returns a context that also ends when done is closed; cause then gives the context's cause. The returned
+// function releases the context.
 func until(ctx context.Context, done <-chan struct{}, cause func() error) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
@@ -187,13 +190,13 @@ func until(ctx context.Context, done <-chan struct{}, cause func() error) (conte
 	}
 }
 
-// DefaultLeadIn is how long a probe's load goes on before requests are counted, unless the user sets it. It lasts as
-// long as two requests may take, so that as many are in flight as in the long run. The limits and the mean length of an
-// answer say how long a request may take at the capacity.
+// DefaultLeadIn is how long a probe's load goes on before requests are counted, unless the user sets it. It is twice as
+// long as a request may take, so that as many requests are in flight as in the long run. The limits and the mean length
+// of an answer say how long a request may take.
 //
-// A cache that is carried from probe to probe needs twice as long until its contents are as in the long run. On a
-// simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes, capacities read 7 % too high after a
-// lead-in of 60 s, 4 % after 120 s, and no better after 180 s.
+// A cache that is carried from probe to probe needs twice as long until its contents are as in the long run. This was
+// tried on a simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes. Capacities were 7 % too
+// high with a lead-in of 60 s, 4 % with 120 s, and no better with 180 s.
 func DefaultLeadIn(s slo.SLO, source workload.Source, cache Protocol) time.Duration {
 	const shortest, longest, lifetimes = 30 * time.Second, 150 * time.Second, 2
 	leadIn := min(max(shortest, lifetimes*s.MayTake(meanAnswer(source))), longest)

@@ -20,40 +20,41 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A stub is a server and a load in one. Above its capacity every first token takes two seconds. It records the calls that it gets.
+// A stub is a server and its load in one. Above its capacity every first token takes two seconds. It records the calls
+// that it gets.
 type stub struct {
 	mu       sync.Mutex
 	did      []string
 	capacity float64
 	dieAt    int           // number of the run, from 1, in which the server dies; 0 means none
-	short    int           // missing tokens in each answer
-	whole    bool          // in probes all tokens of an answer come at once
+	short    int           // number of missing tokens in each answer
+	whole    bool          // whether all tokens of an answer come at once, in probes
 	late     time.Duration // how late the load generator sends at rates above lateFrom
 	lateFrom float64
 	lateIn   func(run int) bool // whether the load generator is late in a run, numbered from 1; nil means in all runs
 	runs     int
-	silent   int           // number of the first run without tokens; 0 means none
+	silent   int           // number of the first run without tokens; later runs have none either; 0 means that all runs have tokens
 	wakes    int           // number of a later run that has tokens again
-	begins   bool          // in a silent run, each answer hangs after its first token
-	says     bench.Failure // failure of the requests in a silent run that does not end early
+	begins   bool          // whether, in a silent run, each answer hangs after its first token
+	says     bench.Failure // how requests fail in a silent run that does not end early
 	exited   chan struct{}
-	streams  []int // of each closed loop so far
+	streams  []int // number of streams of each closed loop so far
 
-	warming []time.Duration    // TTFT of each piece of warm-up, the last one also for all later pieces; nil means 100 ms
-	drafts  serverctl.Counters // each load adds these; a server that drafts has AcceptedAt
+	warming []time.Duration    // TTFT of each piece of warm-up; the last value is also for all later pieces; nil means 100 ms
+	drafts  serverctl.Counters // each load adds these to the counters; AcceptedAt is set if the server drafts
 	slowly  time.Duration      // added to the 5 s of each piece of warm-up
-	burst   []bench.Sample     // requests of the worst case
+	burst   []bench.Sample     // requests of the worst-case load
 	running float64            // mean number of running requests in each probe
 	facts   map[string]string
-	pieces  int // of warm-up so far
+	pieces  int // number of warm-up pieces so far
 
 	// The prefix cache keeps every prompt for ever.
 	kvTokens     int // 0 means 1000
 	seen         map[*workload.Request]bool
 	asked, found float64
 	lost         func(run int) bool // whether another client empties the cache before a run, numbered from 1
-	deaf         bool               // the server ignores a reset, and reports success
-	mute         bool               // the server's counters do not count cached tokens
+	deaf         bool               // whether the server ignores a reset, and reports success
+	mute         bool               // whether the server's counters leave out cached tokens
 	restarted    int                // number of the run before which the server restarts
 }
 
@@ -98,7 +99,7 @@ func (s *stub) start(context.Context, Launch) (Server, Load, error) {
 	return s, s, nil
 }
 
-// Run learns the rate from the spacing of the window's arrivals, and answers accordingly.
+// Run computes the rate from the spacing of the window's arrivals. It answers slowly if the rate is above the capacity.
 func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	s.runs++
 	if s.runs == s.dieAt {
@@ -200,7 +201,7 @@ func (s *stub) silence(schedule workload.Schedule, stop bench.Stop) (bench.Run, 
 	return run, nil
 }
 
-// ask looks a prompt up in the prefix cache.
+// ask looks a prompt up in the prefix cache, and adds it.
 func (s *stub) ask(q *workload.Request) {
 	if s.mute {
 		return
@@ -215,7 +216,7 @@ func (s *stub) ask(q *workload.Request) {
 	s.seen[q] = true
 }
 
-// answer completes the samples. Each answer has too few tokens by the number short.
+// answer completes the samples. short is how many tokens are missing in each answer.
 func answer(samples []bench.Sample, ttft time.Duration, short int) {
 	for i := range samples {
 		q := &samples[i]
@@ -231,7 +232,7 @@ func answer(samples []bench.Sample, ttft time.Duration, short int) {
 var evenly = sync.OnceValues(func() (workload.Plan, *LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 50}, 1)
 	if err != nil {
-		panic(err) // the spec is a constant
+		panic(err) // cannot happen: the spec is a constant
 	}
 	plan := workload.Plan{Source: source, Seed: 1, Arrivals: workload.Arrivals{Burstiness: math.Inf(1)}}
 	return plan, NewLongRun(plan)
@@ -317,7 +318,7 @@ func TestRunWhenTheServerFails(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		start Start
-		class serverctl.Class // of an infeasible point; empty if the study ends
+		class serverctl.Class // class of the infeasible point; empty if an error ends the study
 		err   string
 	}{
 		{"a refusal to start is the point's fault", fails(&serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}), serverctl.KVTooSmall, ""},
@@ -394,7 +395,8 @@ func (d failing) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run,
 	return bench.Run{Others: 10, Broken: 10, BrokenDetail: "http-status: 500"}, nil
 }
 
-// A resetKiller is a server that a reset kills. The reset returns an error, and 50 ms later the server is known to be dead.
+// A resetKiller is a server that dies when its cache is reset. The reset returns an error, and 50 ms later the server
+// is known to be dead.
 type resetKiller struct{ *stub }
 
 func (s resetKiller) ResetCache(context.Context) error {
@@ -467,8 +469,8 @@ func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 		name     string
 		late     time.Duration
 		from     float64
-		min, max float64 // of the lower bound, req/s
-		sure     bool    // some rate passed with the generator in time
+		min, max float64 // range of the lower bound, req/s
+		sure     bool    // whether some rate passed with the generator in time
 	}{
 		{"late above 6 req/s", 500 * time.Millisecond, 6, 100, 100, true},
 		{"falling behind above 6 req/s", 2 * time.Second, 6, 4, 6.5, true},

@@ -15,9 +15,9 @@ type searchRun struct {
 	*session
 	drafts drafts
 	worst  worstCase
-	probes int           // measured and taken over so far
-	runOut time.Duration // the longest so far
-	whole  bool          // no probe ends early: each must show where the boundary is, and not only on which side it lies
+	probes int           // number of probes so far, including those from before an interruption
+	runOut time.Duration // the longest run-out so far
+	whole  bool          // whether every probe runs to its end, to show where the boundary is and not only on which side of it the rate lies
 }
 
 func newSearchRun(s *session) *searchRun {
@@ -47,7 +47,7 @@ func (t *searchRun) warmUp(ctx context.Context) error {
 	return warmUp{t.session, &t.drafts, cmp.Or(t.runner.PrimeRate, t.firstRate)}.run(ctx)
 }
 
-// takeOver takes the probes that were measured before an interruption, and returns the steps that still count.
+// takeOver adds the probes that were measured before an interruption, and returns those that still count as steps.
 func (t *searchRun) takeOver(probes []Probe) (steps []capacity.Step, err error) {
 	for _, p := range probes {
 		t.probes++
@@ -59,7 +59,7 @@ func (t *searchRun) takeOver(probes []Probe) (steps []capacity.Step, err error) 
 	return steps, err
 }
 
-// search is the Runner's search, begun where this trial begins it.
+// search returns the Runner's Search with the known steps and with the first rate of this trial.
 func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	search := t.runner.Search
 	search.Known, search.Population, search.Cost = known, t.runner.longRun().Population, t.cost
@@ -76,7 +76,7 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	return search
 }
 
-// measureRate measures and records the probe of a rate.
+// measureRate probes a rate and records the probe.
 func (t *searchRun) measureRate(ctx context.Context, rate float64) (capacity.Outcome, error) {
 	p, err := t.recorded(func() (Probe, error) {
 		return t.verified(func(again bool) (Probe, error) { return t.probeOf(ctx, t.probes, rate, again) })
@@ -88,7 +88,7 @@ func (t *searchRun) measureRate(ctx context.Context, rate float64) (capacity.Out
 	return t.outcome(p), t.add(p)
 }
 
-// probeOf measures a rate; again when it replaces another probe.
+// probeOf measures a rate. again means that the probe replaces an earlier one.
 func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, again bool) (Probe, error) {
 	plan := t.plan(t.cache.draw(seq, again), rate)
 	n, window := plan.Counted()
@@ -102,7 +102,8 @@ func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, again bo
 	return t.probe(ctx, seq, o)
 }
 
-// add adds a probe to what is known of the server. Its error ends the trial: enough is known.
+// add adds a probe to the totals of the trial. It returns an error if the server accepts too few drafts; the error ends
+// the trial.
 func (t *searchRun) add(p Probe) error {
 	t.result.GPUTime += p.GPUTime
 	if !p.Stopped {
@@ -112,7 +113,7 @@ func (t *searchRun) add(p Probe) error {
 	return t.drafts.judge(p.Speculation)
 }
 
-// outcome is a probe as the search sees it.
+// outcome returns a probe for the search, with its evidence.
 func (t *searchRun) outcome(p Probe) capacity.Outcome {
 	o := p.Outcome()
 	plan := t.plan(t.cache.draw(p.Seq, p.Replaced > 0), p.Rate)
@@ -120,13 +121,13 @@ func (t *searchRun) outcome(p Probe) capacity.Outcome {
 	return o
 }
 
-// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a part of the window. A
-// generator that falls behind through a whole window offers less than was planned, so a pass says nothing about the
+// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a fraction of the window. A
+// generator that falls behind during the whole window offers less than planned. A pass then says nothing about the
 // planned rate.
 const maxBehind = 0.01
 
-// Outcome is a probe as a sweep sees it, without its evidence. A probe passed if it kept the SLO at the planned rate:
-// the load generator may have sent single requests late, but it must have offered that rate.
+// Outcome returns a probe for a sweep, without evidence. A probe passed if it kept the SLO at the planned rate. The
+// load generator may have sent single requests late, but it must have offered that rate.
 func (p Probe) Outcome() capacity.Outcome {
 	v, m := p.Verdict, p.Measurement
 	offered := v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000
@@ -136,9 +137,9 @@ func (p Probe) Outcome() capacity.Outcome {
 	}
 }
 
-// plan is the load of the probe with a draw. Each probe has a draw of its own. A single draw would have more or fewer
-// bursts than the long run, and later probes would find their own requests in the cache. Every trial has the same draws,
-// so two trials differ by their servers alone.
+// plan returns the load of the probe with a draw. Each probe has a draw of its own. With a single draw, the load would
+// have more or fewer bursts than the long run. Later probes would also find their own requests in the cache. Every
+// trial has the same draws, so two trials differ by their servers alone.
 func (t *searchRun) plan(draw int, rate float64) workload.Plan {
 	r := t.runner
 	return workload.Plan{
@@ -147,7 +148,7 @@ func (t *searchRun) plan(draw int, rate float64) workload.Plan {
 	}
 }
 
-// cost is the time that a probe takes, with the longest run-out so far.
+// cost is the time that a probe takes, if its run-out is as long as the longest so far.
 func (t *searchRun) cost(rate float64) time.Duration {
 	_, window := t.plan(0, rate).Counted()
 	return t.runner.Lengths.LeadIn + window + t.runOut

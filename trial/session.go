@@ -33,14 +33,13 @@ func newSession(r *Runner, task Task, server Server, load Load) *session {
 	}
 }
 
-// Where nothing is known of a server's speed, a request is assumed to have this many tokens and to take this many
-// seconds.
+// If nothing is known of a server's speed, a request is assumed to have this many tokens and to take this many seconds.
 const (
 	defaultLength = 2048
 	defaultStay   = 20.0
 )
 
-// firstRate is the Runner's own hint, or the rate at which requests of 20 s just fill the KV cache.
+// firstRate is the Runner's Hint. Without a Hint it is the rate at which requests of 20 s each just fill the KV cache.
 func (r *Runner) firstRate(facts serverctl.Facts) float64 {
 	if r.Search.Hint > 0 {
 		return r.Search.Hint
@@ -52,7 +51,7 @@ func (r *Runner) firstRate(facts serverctl.Facts) float64 {
 	return max(r.Search.Min, float64(facts.KVCacheTokens)/float64(length)/defaultStay)
 }
 
-// whileItLives runs measure, and ends it with the server's own error when the server dies.
+// whileItLives runs measure. If the server dies, it ends measure and returns the server's own error.
 func (s *session) whileItLives(ctx context.Context, measure func(context.Context, *session) (capacity.Capacity, error)) (capacity.Capacity, error) {
 	ctx, stop := until(ctx, s.server.Exited(), s.server.Err)
 	defer stop()
@@ -60,7 +59,7 @@ func (s *session) whileItLives(ctx context.Context, measure func(context.Context
 	return found, explain(ctx, s.server, err)
 }
 
-// stop stops the server. The end of ctx shortens the time that the server gets, and does nothing else.
+// stop stops the server, even when ctx has ended. The end of ctx only shortens the time that the server gets.
 func (s *session) stop(ctx context.Context) error {
 	ended, err := s.server.Stop(ctx)
 	s.result.Ended = ended
@@ -79,10 +78,10 @@ func (s *session) send(ctx context.Context, schedule workload.Schedule, stop ben
 	return s.load.Run(ctx, s.cache.recall.watch(schedule), stop)
 }
 
-// beforeProbes names the requests of warm-up and priming.
+// beforeProbes names the requests of warm-up and priming in messages.
 const beforeProbes = "before the first probe"
 
-// pass sends n uncounted requests of a stream, from the first on, and waits until the server is idle.
+// pass sends n uncounted requests of a stream, beginning with the number first, and waits until the server is idle.
 func (s *session) pass(ctx context.Context, stream workload.Stream, first, n int, rate float64) error {
 	_, err := s.uncounted(ctx, passOf(s.runner, stream, first, n, rate), nil, beforeProbes)
 	return err
@@ -92,8 +91,8 @@ func passOf(r *Runner, stream workload.Stream, first, n int, rate float64) workl
 	return workload.Pass{Source: r.Source, Seed: r.Seed, Stream: stream, Rate: rate, First: first, N: n}.Schedule()
 }
 
-// uncounted sends a load that belongs to no probe, and waits until the server is idle. Error messages
-// name its requests by the word which.
+// uncounted sends a load that belongs to no probe, and waits until the server is idle. Messages name its requests by
+// the text in the parameter which.
 func (s *session) uncounted(ctx context.Context, schedule workload.Schedule, stop bench.Stop, which string) (bench.Run, error) {
 	run, err := s.timed(ctx, schedule, stop)
 	if err == nil {
@@ -110,7 +109,7 @@ func (s *session) timed(ctx context.Context, schedule workload.Schedule, stop be
 	began := time.Now()
 	run, err := s.send(ctx, schedule, stop)
 	if err != nil {
-		run.Elapsed = time.Since(began) // a load that fails costs time too
+		run.Elapsed = time.Since(began) // a load that ends with an error costs time too
 	}
 	s.result.GPUTime += run.Elapsed
 	return run, err
@@ -123,8 +122,8 @@ func (s *session) idle(ctx context.Context) error {
 	return err
 }
 
-// checkAnswers notes failed requests of an uncounted load. Where most have failed the server may be dying, and gets
-// some time for it.
+// checkAnswers adds a note if requests of an uncounted load failed. If most of them failed, the server may be dying, so
+// it waits some time for the server's death.
 func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string) error {
 	sent, broken, detail := run.Others+len(run.Samples), run.Broken, run.BrokenDetail
 	for _, sample := range run.Samples {
@@ -147,16 +146,16 @@ func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string)
 	return AwaitDeath(ctx, s.server, nil)
 }
 
-// alive asks the server for two tokens after a load that ended in silence. A probe may end before anybody notices that
-// the server hangs, and it withdraws its requests, so nothing is left that could hang. Some servers hang after the
-// first token. A server that makes both tokens is slow, and its probe counts. Otherwise the fault is the server's and
-// no limit was broken.
+// alive asks the server for two tokens after a load in which no request was completed. Such a probe may have ended
+// before anybody noticed that the server hangs. Its requests were withdrawn, so none of them can show this any more.
+// One token is not enough, because some servers hang after the first. If both tokens come, the server is only slow, and
+// its probe counts. Otherwise the server is at fault, and no limit was broken.
 func (s *session) alive(ctx context.Context, run bench.Run) error {
 	if !run.Silent() {
 		return nil
 	}
 	s.task.progress("no request was completed; asking the server for two tokens")
-	one := *s.runner.Source.Request(workload.WarmUpStream.Draw(2), 0) // no probe asks this one
+	one := *s.runner.Source.Request(workload.WarmUpStream.Draw(2), 0) // no probe sends this request
 	one.OutputTokens = min(2, one.OutputTokens)
 	last, err := s.timed(ctx, atOnce([]workload.Request{one}), nil)
 	if err != nil {

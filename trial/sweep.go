@@ -10,7 +10,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A Level is one load of a sweep: a rate, or a number of requests that are always in flight.
+// A Level is one load of a sweep: a request rate, or a fixed number of requests in flight.
 type Level struct {
 	Rate    float64 `json:"rate,omitempty"`    // requests per second; 0 in a closed loop
 	Streams int     `json:"streams,omitempty"` // requests in flight; 0 in an open loop
@@ -24,7 +24,7 @@ func (l Level) String() string {
 	return fmt.Sprintf("%g req/s", l.Rate)
 }
 
-// Load is the level as one number for capacity.Highest: its rate, or its streams.
+// Load returns the level as one number, its rate or its streams, because capacity.Highest needs one number.
 func (l Level) Load() float64 {
 	if l.Streams > 0 {
 		return float64(l.Streams)
@@ -32,29 +32,29 @@ func (l Level) Load() float64 {
 	return l.Rate
 }
 
-// Level is the load of the probe.
+// Level returns the load of the probe.
 func (p Probe) Level() Level { return Level{Rate: p.Rate, Streams: p.Streams} }
 
-// A Sweep is a manual sweep: a warm-up, then one load after the other on one server, as people ran it with vllm bench
-// serve. Every level asks the same requests, and all of them are counted: there is no lead-in and no run-out. All rates
-// have one pattern of arrivals, stretched so that the last request is due at Requests/rate (vllm/benchmarks/serve.py,
-// 0.14.1 and 0.33).
+// A Sweep is the plan for one server: a warm-up, then one load after the other. It does what people did by hand with
+// vllm bench serve. Every level sends the same requests and counts all of them: there is no lead-in and no run-out. All
+// rates use the same pattern of arrivals. It is stretched so that the last request is due at Requests/rate
+// (vllm/benchmarks/serve.py, 0.14.1 and 0.33).
 type Sweep struct {
 	Levels   []Level
-	Requests int // of each level
+	Requests int // number of requests of each level
 
-	WarmUp         int           // requests before the first level, the same ones as the levels' first; 0 means none
+	WarmUp         int           // number of warm-up requests, the first ones of a level; 0 means no warm-up
 	WarmUpRate     float64       // requests per second
 	WarmUpCooldown time.Duration // pause after the warm-up
 	Cooldown       time.Duration // pause between two levels
 
-	// Pause lets the server rest; nil waits on the clock. In virtual time it can return at once: nothing happens to an
-	// idle server.
+	// Pause waits for d while the server is idle; nil waits in real time. In virtual time it can return at once,
+	// because an idle server does not change.
 	Pause func(ctx context.Context, d time.Duration) error
 }
 
-// Planned is how long a sweep of rates takes on a server that keeps up, without its start and stop. For a closed loop
-// it counts the pauses alone.
+// Planned returns how long the sweep takes if the server keeps up with every rate. It does not count the start and stop
+// of the server. For a closed loop it counts only the warm-up and the pauses.
 func (s Sweep) Planned() time.Duration {
 	took := time.Duration(0)
 	if s.WarmUp > 0 {
@@ -69,7 +69,8 @@ func (s Sweep) Planned() time.Duration {
 	return took
 }
 
-// Takes is how long a level sends its requests; 0 in a closed loop, where the server decides.
+// Takes returns for how long a level sends its requests. It returns 0 for a closed loop, where this depends on the
+// server.
 func (s Sweep) Takes(l Level) time.Duration {
 	if l.Rate <= 0 {
 		return 0
@@ -77,7 +78,7 @@ func (s Sweep) Takes(l Level) time.Duration {
 	return time.Duration(float64(s.Requests) / l.Rate * float64(time.Second))
 }
 
-// Steps are the probes of a sweep as capacity.Highest reads them.
+// Steps converts the probes of a sweep for capacity.Highest.
 func Steps(probes []Probe) []capacity.Step {
 	steps := make([]capacity.Step, len(probes))
 	for i, p := range probes {
@@ -86,17 +87,17 @@ func Steps(probes []Probe) []capacity.Step {
 	return steps
 }
 
-// Sweep measures a fixed list of loads on one server, with the Runner's server, workload and SLO. If s.Reset is set, it
-// empties the cache before each level; otherwise the cache carries over. The capacity is the load of the grid that
-// capacity.Highest returns. If the server fails or the sweep is interrupted, the capacity comes from the levels
-// measured so far. Sweep returns the same errors as Run.
+// Sweep measures a fixed list of loads on one server, with the Runner's server, workload and SLO. With the cache
+// protocol Reset it empties the cache before each level; otherwise the cache keeps its content. The capacity is what
+// capacity.Highest finds among the loads. If the server fails or the sweep is interrupted, the capacity comes from the
+// levels measured so far. Sweep returns the same errors as Run.
 func (r *Runner) Sweep(ctx context.Context, task Task, s Sweep) (Result, error) {
 	return r.onServer(ctx, task, func(ctx context.Context, on *session) (capacity.Capacity, error) {
 		return sweepRun{on, s}.run(ctx)
 	})
 }
 
-// A sweepRun is a sweep on its server.
+// A sweepRun measures a Sweep on the server of a session.
 type sweepRun struct {
 	*session
 	Sweep
@@ -129,7 +130,7 @@ func (s sweepRun) warmUp(ctx context.Context) error {
 	return s.pause(ctx, s.WarmUpCooldown)
 }
 
-// level measures and records one level after its pause.
+// level measures and records one level. Before every level except the first, it pauses.
 func (s sweepRun) level(ctx context.Context, seq int) (Probe, error) {
 	if seq > 0 {
 		err := s.task.unlessFinished(ctx, func(ctx context.Context) error { return s.pause(ctx, s.Cooldown) })
@@ -148,8 +149,8 @@ func (s sweepRun) level(ctx context.Context, seq int) (Probe, error) {
 	return p, err
 }
 
-// inTime measures a level, and measures it again when the load generator was late. A carried cache would find the same
-// requests again, so its levels are not repeated.
+// inTime measures a level, and repeats it once if the load generator was late. It repeats no level if the cache is kept
+// between levels: the cache would already hold the prompts of the repeated requests.
 func (s sweepRun) inTime(measure func() (Probe, error)) (Probe, error) {
 	p, err := measure()
 	late := p.Verdict.ClientLimited

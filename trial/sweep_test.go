@@ -15,7 +15,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// RunClosed answers as Run does. It spaces the requests evenly, 10 per second and stream.
+// RunClosed answers as Run does. The requests are evenly spaced: 10 per second for each stream.
 func (s *stub) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
 	s.streams = append(s.streams, streams)
 	at := time.Duration(0)
@@ -73,7 +73,7 @@ func TestSweepMeasuresEveryLevelOnOneServer(t *testing.T) {
 				t.Errorf("%s: probe %d is %+v, want 100 requests within 100/rate, to its end", row.name, i, p)
 			}
 		}
-		gpu := 10*time.Second + 2*time.Second + 3*61*time.Second + 20*time.Second // start, stop, probes with their drain, pauses
+		gpu := 10*time.Second + 2*time.Second + 3*61*time.Second + 20*time.Second // start + stop + 3 probes with drain + pauses
 		if row.warm > 0 {
 			gpu += 5*time.Second + time.Second + 5*time.Second
 		}
@@ -83,8 +83,8 @@ func TestSweepMeasuresEveryLevelOnOneServer(t *testing.T) {
 	}
 }
 
-// A sweep repeats a level at which the load generator was late, if the cache is emptied before each level. The GPU time of the level
-// is then the sum of both measurements.
+// A sweep repeats a level if the load generator was late and the cache is emptied before each level. The GPU time of a
+// repeated level is the sum of both measurements.
 func TestASweepRepeatsALateLevel(t *testing.T) {
 	for _, row := range []struct {
 		cache   Protocol
@@ -183,7 +183,7 @@ func TestSweepOverAClosedLoop(t *testing.T) {
 	}
 }
 
-// openOnly is a load without a closed loop.
+// openOnly hides the method RunClosed of a load.
 type openOnly struct{ Load }
 
 func TestASweepThatEndsEarlyKeepsWhatItHas(t *testing.T) {
@@ -201,7 +201,7 @@ func TestASweepThatEndsEarlyKeepsWhatItHas(t *testing.T) {
 	s := &stub{capacity: 100}
 	r := runner(t, s, Carried)
 	probes = nil
-	sweep.Pause = nil // real pauses; the end of the sweep cuts them short
+	sweep.Pause = nil // the sweep waits in real time, and the end of the sweep must cut the wait short
 	sweep.Cooldown = time.Hour
 	task := Task{Finish: finish, Record: func(p Probe) error { close(finish); return record(p) }}
 	result, err = r.Sweep(t.Context(), task, sweep)

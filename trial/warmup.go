@@ -13,37 +13,38 @@ import (
 )
 
 const (
-	// warmUpRequests are sent at a time, as many as the manual sweeps sent in all.
+	// warmUpRequests is the number of requests in one piece of the warm-up. In sweeps made by hand, the whole warm-up
+	// had as many.
 	warmUpRequests = 10
-	// A warm-up has at most maxWarmUps pieces, and takes at most warmUpLimit. A server that is not warm by then is
-	// noted as cold.
+	// A warm-up ends after maxWarmUps pieces, or after the first piece that ends later than warmUpLimit. If the server
+	// is not warm by then, the result has a note.
 	maxWarmUps  = 12
 	warmUpLimit = 5 * time.Minute
 
-	// The median TPOT of a piece has fallen when it is below this part of the lower quartile of the piece before. On
-	// the simulated H200, which is warm from its start, that is so for 1 of 343 pieces.
+	// TPOT has fallen if its median in a piece is below tpotFall times the lower quartile of the previous piece. On the
+	// simulated H200, which is warm from its start, this happened by chance in 1 of 343 pieces.
 	tpotFall = 0.9
-	// The median TTFT has fallen when it is below this part of the quickest of the piece before. TTFT depends on the
-	// draw far more than TPOT, by length of prompt, cached part and queue. There 58 of 343 medians were below half the
-	// lower quartile before.
+	// TTFT has fallen if its median in a piece is below ttftFall times the minimum of the previous piece. The lower
+	// quartile would not do: on the simulated H200, 58 of 343 medians were below half of it. TTFT varies much more than
+	// TPOT between requests, because it depends on the prompt's length, its cached part and the queue.
 	ttftFall = 0.5
 )
 
 const (
 	primePiece     = 30.0 // seconds of load between two readings of the hit rate
-	maxPrimePieces = 60   // half an hour of load; a hit rate that still moves then will not settle
-	steadyHitRate  = 0.01 // the hit rate stands still when it moves by less than a point
+	maxPrimePieces = 60   // half an hour of load; a hit rate that still changes after that will not settle
+	steadyHitRate  = 0.01 // the hit rate is steady if it changes by less than one percentage point
 )
 
-// A warmUp is the load before the first probe. It depends on this start of the server alone, so that a resumed trial
-// warms up as it did before.
+// A warmUp is the load before the first probe. It depends only on the current server and not on stored probes, so a
+// resumed trial warms up in the same way.
 type warmUp struct {
 	*session
 	drafts *drafts
 	rate   float64 // requests per second
 }
 
-// run sends requests until the server is warm, and primes the prefix cache where the protocol says so.
+// run sends requests until the server is warm. Then it primes the prefix cache if the cache protocol asks for that.
 func (w warmUp) run(ctx context.Context) error {
 	w.task.progress("warming up")
 	if err := w.untilWarm(ctx); err != nil {
@@ -59,8 +60,8 @@ func (w warmUp) run(ctx context.Context) error {
 	return w.drafts.judge(speculation(serverctl.Counters{}, now))
 }
 
-// untilWarm sends pieces of load until latencies no longer fall. A server that drafts gets more of them until its
-// acceptance is known. A server that is warm from its start gets two.
+// untilWarm sends pieces of load until the latencies no longer fall. If the server drafts tokens, it continues until
+// enough tokens were drafted to judge their acceptance. A server that is warm from its start gets two pieces.
 func (w warmUp) untilWarm(ctx context.Context) error {
 	began := w.result.GPUTime
 	var last latencies
@@ -93,14 +94,14 @@ func (w warmUp) untilWarm(ctx context.Context) error {
 	return nil
 }
 
-// piece sends the n-th requests of the warm-up, from 0.
+// piece sends piece n of the warm-up, counted from 0, and returns its latencies.
 func (w warmUp) piece(ctx context.Context, n int) (latencies, error) {
 	load := passOf(w.runner, workload.WarmUpStream, n*warmUpRequests, warmUpRequests, w.rate)
 	run, err := w.uncounted(ctx, counted(load), nil, beforeProbes)
 	return latenciesOf(run.Samples), err
 }
 
-// prime puts the cache into the state that the protocol wants before the first probe.
+// prime fills the prefix cache before the first probe, unless the cache protocol is Reset.
 func (w warmUp) prime(ctx context.Context) error {
 	if w.runner.Cache == Reset {
 		return nil
@@ -119,7 +120,8 @@ func (w warmUp) primeWith(ctx context.Context, first, n int) error {
 	return nil
 }
 
-// primeUntilSteady sends load until prefilled and generated tokens exceed the KV cache and the hit rate stands still.
+// primeUntilSteady sends load until two conditions hold: the prefilled and generated tokens exceed the KV cache, and
+// the hit rate is steady.
 func (w warmUp) primeUntilSteady(ctx context.Context) error {
 	start, err := readCounters(ctx, w.server)
 	if err != nil {
@@ -150,7 +152,7 @@ func (w warmUp) primeUntilSteady(ctx context.Context) error {
 	return nil
 }
 
-// latencies describes the requests of one piece of the warm-up, in milliseconds; 0 when no request was completed.
+// latencies has quantiles of one piece of the warm-up, in milliseconds. They are 0 if no request was completed.
 type latencies struct{ ttft, tpot quantiles }
 
 type quantiles struct{ min, quarter, median float64 }
@@ -174,14 +176,15 @@ func quantilesOf(values []float64) quantiles {
 	return quantiles{bench.Percentile(values, 0), bench.Percentile(values, 25), bench.Percentile(values, 50)}
 }
 
-// fellFrom reports whether a latency fell since the piece before. Work that a server does once, such as compiling,
-// makes requests slower and never quicker, so a rise is no sign of it. The requests of two pieces differ, so the median
-// must lie clearly below what was quick before. A piece whose first requests alone were slow was warm at its end.
+// fellFrom reports whether a latency fell since the previous piece. A fall means that the server was not warm then.
+// Work that a server does only once, such as compiling, makes requests slower. So only a fall shows such work, and a
+// rise does not. The requests of two pieces differ, so the median must be clearly below the quick requests of the
+// previous piece. If only the first requests of a piece were slow, the server was warm at the end of that piece.
 func (l latencies) fellFrom(before latencies) bool {
 	return l.ttft.median < ttftFall*before.ttft.min || l.tpot.median < tpotFall*before.tpot.quarter
 }
 
-// counted moves a load into the window, because only the window records latencies.
+// counted moves all requests of a load into the window, because only the window records latencies.
 func counted(schedule workload.Schedule) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for a := range schedule {

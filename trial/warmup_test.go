@@ -9,7 +9,7 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// trialOf runs a trial on the stub. It returns the calls that the stub got, and the trial's result.
+// trialOf runs a trial on the stub. It returns the calls that the stub received, and the trial's result.
 func trialOf(t *testing.T, s *stub, protocol Protocol, set func(*Runner)) (string, Result) {
 	t.Helper()
 	r := runner(t, s, protocol)
@@ -111,7 +111,7 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 		set    func(*Runner)
 		pieces int
 		want   Outcome
-		says   []string // parts of the evidence, or of the notes if the trial is measured
+		says   []string // must be in the evidence, or in the notes if the trial is measured
 	}{
 		{"nothing is drafted", serverctl.Counters{}, asked, 2, Measured, nil},
 		{"much is accepted", drafts(3000, 1500), asked, 2, Measured, nil},
@@ -148,7 +148,7 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 	}
 }
 
-// A dropped trial that was interrupted is dropped again after it resumes.
+// A trial that is dropped must also be dropped if it is interrupted and resumed before that.
 func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 	run := func(done []Probe) (Result, []Probe, string) {
 		s := &stub{capacity: 4.8, drafts: serverctl.Counters{Drafts: 20, DraftTokens: 75, AcceptedTokens: 1, AcceptedAt: []float64{1}}}
@@ -169,7 +169,7 @@ func TestADroppedTrialIsDroppedAgain(t *testing.T) {
 	}
 }
 
-// Drafts are judged once, as soon as there are enough of them; later drafts do not change the judgement.
+// Drafts are judged once, as soon as enough tokens were drafted. Later drafts do not change the judgement.
 func TestDraftsAreJudgedOnce(t *testing.T) {
 	d := drafts{runner: &Runner{MinAcceptance: 0.02, MinDrafted: 1000}}
 	for _, more := range []Speculation{{Drafts: 300, Tokens: 900, Accepted: 5}, {Drafts: 100, Tokens: 300, Accepted: 50}, {Drafts: 1e6, Tokens: 3e6}} {

@@ -18,42 +18,44 @@ import (
 )
 
 const (
-	// worstLimit is how long the worst case may last. The server has admitted all its requests long before, or never
-	// will.
+	// worstLimit is how long the worst case may last. A server that can admit all its requests does so much earlier.
 	worstLimit = time.Minute
-	// worstFill is the part of the KV cache that the worst case asks for, so that requests are preempted or wait.
+	// worstFill is the size of the worst case relative to the KV cache. It is above 1, so that requests are preempted
+	// or wait.
 	worstFill = 1.25
-	// worstScan is the number of requests among which the longest prompts are looked for.
+	// worstScan is the number of requests among which the worst case looks for the longest prompts.
 	worstScan = 1000
-	// worstMinAnswer is the minimum length in tokens to which answers of the worst case are cut.
+	// Answers of the worst case are cut to worstMinAnswer tokens, plus one token for each step that reads prompts.
 	worstMinAnswer = 16
-	// For servers that do not tell: vLLM's largest default of max-num-seqs, and its smallest of max-num-batched-tokens
-	// (get_batch_defaults in vllm/engine/arg_utils.py, 0.14.1).
+	// These values are used if the server does not report its own: vLLM's largest default of max-num-seqs, and its
+	// smallest default of max-num-batched-tokens (get_batch_defaults in vllm/engine/arg_utils.py, 0.14.1).
 	defaultSeqs, defaultBatch = 1024, 2048
-	// charsPerToken is the ratio of English text. It is used where only the server can count tokens.
+	// charsPerToken is the number of characters per token in English text. It is used if only the server could count
+	// tokens.
 	charsPerToken = 4
 )
 
-// A worstCase is the largest load that a server admits. A point counts only if its server survives that.
+// A worstCase is the largest load that a server admits. A point counts only if its server survives this load.
 type worstCase struct {
 	*session
-	shown bool // a probe has shown the server under such a load
+	shown bool // the server has survived such a load in a probe
 }
 
-// saw notes whether a probe has shown the server under the worst case.
+// saw notes whether a probe was as heavy as the worst case.
 func (w *worstCase) saw(p Probe) {
 	running := 0.0
 	if p.Server != nil && len(p.Server.Running) > 0 {
 		running = slices.Max(p.Server.Running)
 	}
-	// A server preempts requests only when its KV cache is full.
+	// Preemptions show a full KV cache, because a server preempts requests only then.
 	w.shown = w.shown || p.Preemptions > 0 || running >= float64(w.setting("max-num-seqs", defaultSeqs))
 }
 
-// setting is the value of a server's flag: as the server tells it, or as its args do, or else the default.
+// setting returns the value of a server's flag: what the server reports, or what its args say. If both are missing, it
+// returns the argument otherwise.
 func (w *worstCase) setting(flag string, otherwise int) int {
 	texts := []string{w.result.Facts.Args[flag]}
-	flags, _ := space.Flags(w.task.Args) // they are well formed: a server has started with them
+	flags, _ := space.Flags(w.task.Args) // no error: a server has started with these args
 	for _, f := range flags {
 		if f.Name == flag {
 			texts = append(texts, f.Values...)
@@ -67,7 +69,7 @@ func (w *worstCase) setting(flag string, otherwise int) int {
 	return otherwise
 }
 
-// survive sends the worst case, unless a probe has shown it: as many requests at once as the server was started for,
+// survive sends the worst case, unless a probe was as heavy. It sends as many requests at once as the server may run,
 // with the longest prompts of the workload. The result is not stored, so a resumed trial sends the worst case again.
 func (w *worstCase) survive(ctx context.Context) error {
 	if !w.runner.WorstCase || w.shown {
@@ -101,8 +103,9 @@ func (w *worstCase) survive(ctx context.Context) error {
 	return nil
 }
 
-// requests returns the requests of the worst case, the longest prompts first: as many as may run at a time, or as
-// overfill the KV cache. Answers are short, but the first request still runs when the last one is admitted.
+// requests returns the requests of the worst case, the longest prompts first. There are max-num-seqs requests, or fewer
+// if fewer overfill the KV cache. Answers are cut short, but so that the first request still runs when the last one is
+// admitted.
 func (w *worstCase) requests() []workload.Request {
 	candidates := longestPrompts(w.runner.Source)
 	room := math.Inf(1)
@@ -124,7 +127,8 @@ func (w *worstCase) requests() []workload.Request {
 	return chosen
 }
 
-// longestPrompts returns some of the workload's requests, the longest first. No probe asks them.
+// longestPrompts returns up to worstScan requests of the workload, the longest prompt first. They come from a draw that
+// no probe uses.
 func longestPrompts(source workload.Source) []workload.Request {
 	n := worstScan
 	if all := source.Len(); all > 0 {
@@ -142,7 +146,8 @@ func longestFirst(requests []workload.Request) {
 	slices.SortStableFunc(requests, func(a, b workload.Request) int { return cmp.Compare(promptTokens(&b), promptTokens(&a)) })
 }
 
-// promptTokens is the length of a prompt, estimated where only the server can count.
+// promptTokens returns the length of a prompt in tokens. It estimates the length if only the server can count the
+// tokens.
 func promptTokens(q *workload.Request) int {
 	if q.PromptTokens > 0 {
 		return q.PromptTokens
@@ -150,7 +155,7 @@ func promptTokens(q *workload.Request) int {
 	return 1 + q.TextBytes()/charsPerToken
 }
 
-// atOnce is a load whose requests are all due when it begins.
+// atOnce returns a load whose requests are all due at its start.
 func atOnce(requests []workload.Request) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for i := range requests {

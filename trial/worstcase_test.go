@@ -18,7 +18,7 @@ func TestTheWorstCaseIsTriedWhereNoProbeShowedIt(t *testing.T) {
 		name  string
 		stub  *stub
 		set   func(*Runner)
-		burst int // requests of the worst case; 0 means that it is not tried
+		burst int // number of requests in the worst case; 0 means that it is not sent
 	}{
 		{"nobody asks", &stub{capacity: 4.8, facts: seqs("32")}, nil, 0},
 		{"no probe came near", &stub{capacity: 4.8, facts: seqs("32")}, on, 32},

@@ -20,8 +20,8 @@ func coarse(s *Study) *Study {
 	return s
 }
 
-// dying makes the first n servers of a study die. Later ones are the simulated server. It returns a pointer to the
-// number of starts.
+// dying makes the first n servers of a study die in their start. Later starts return the simulated server. The result
+// points to the number of starts so far.
 func dying(s *Study, n int, death func(start int) *serverctl.ExitError) *int {
 	good, starts := s.Runner.Start, 0
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -39,15 +39,15 @@ func always(e serverctl.ExitError) func(int) *serverctl.ExitError {
 
 const forEver = 1 << 30 // servers
 
-// A broken machine ends the study with an error, and costs no trial of the budget: after the repair all are measured,
-// the default first.
+// A broken machine ends the study with an error. Trials that failed because of it do not count towards the budget.
+// After the repair the study measures all trials of the budget, the default first.
 func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	script := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: process 4711 found no GPU"}
 	for _, row := range []struct {
 		name   string
 		death  func(int) *serverctl.ExitError
-		starts int // until the study ends
-		stored int // finished trials by then
+		starts int // server starts until the study ends
+		stored int // finished trials when the study ends
 	}{
 		{"a driver that does not start gets a second try", always(serverctl.ExitError{Class: serverctl.Infrastructure, Cause: serverctl.Driver, Evidence: "CUDA driver initialization failed"}), 2, 0},
 		{"args that every trial has are refused once", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: "unrecognized arguments: --x"}), 1, 0},
@@ -75,7 +75,7 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 				t.Errorf("%d starts and %d finished trials, want %d and %d", *starts, finished, row.starts, row.stored)
 			}
 			again := coarse(study(t, store, trial.Primed, 4))
-			if row.stored > 0 { // the machine is still broken
+			if row.stored > 0 { // run again while the machine is still broken
 				starts = dying(again, forEver, row.death)
 				if _, err := again.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || *starts != row.starts {
 					t.Errorf("run again before the repair: %v after %d starts, want the error after %d", err, *starts, row.starts)
@@ -99,7 +99,8 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	}
 }
 
-// A budget of fewer than three servers also ends with an error, and is available again after the repair.
+// With a budget of fewer than three trials, a broken machine also ends the study with an error. The whole budget is
+// available again after the repair.
 func TestABrokenMachineAndASmallBudget(t *testing.T) {
 	crash := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: no GPU"}
 	for budget, says := range map[int]string{1: "the only server died in its start", 2: "each of the first 2 servers died with the same message"} {
@@ -119,7 +120,8 @@ func TestABrokenMachineAndASmallBudget(t *testing.T) {
 	}
 }
 
-// A space in which every point is infeasible for its own reason is a result, and no broken machine.
+// If all points of a space are infeasible because of their flags, that is a result. It does not mean that the machine
+// is broken.
 func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -148,7 +150,8 @@ func TestAnInfeasibleSpaceIsAResult(t *testing.T) {
 	}
 }
 
-// An older tuner finished studies in which all trials died of a broken machine. Such a study goes on after the repair.
+// Older versions of the tuner finished a study even if all its trials died because the machine was broken. Such a study
+// must continue after the repair.
 func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
 	store := open(t, t.TempDir())
 	for i := range 4 {
@@ -171,8 +174,8 @@ func TestAStudyOfABrokenMachineGoesOn(t *testing.T) {
 	}
 }
 
-// A server that somebody ends gets a second try, and is no point's fault. A server whose flags ask for host memory, and
-// that finds none twice, is its point's fault.
+// If somebody ends a server, the trial gets a second try, and its point is not blamed. If the host runs out of memory
+// twice, the point is blamed only if its flags ask for host memory.
 func TestAnEndFromOutsideIsNobodysFault(t *testing.T) {
 	for _, row := range []struct {
 		name    string

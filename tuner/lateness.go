@@ -7,19 +7,21 @@ import (
 	"vllmtuner/trial"
 )
 
-// ErrClientLimited is returned when the load generator decided most probes of a Run: then no flags can be judged.
+// ErrClientLimited is returned if the load generator, not the server, limited most probes of a Run. Then no flags can
+// be judged.
 var ErrClientLimited = errors.New("the load generator is the limit, not the server")
 
 const (
-	// minProbes must be measured before a Run gives up because of its load generator. They are two attempts at a trial.
+	// A Run needs minProbes probes before it may give up because of its load generator. Two attempts at one trial have
+	// about as many.
 	minProbes = 6
-	// The load generator may decide maxLimited trials of the default, or of the current args. The study does not measure
-	// these args again then.
+	// If the load generator limited maxLimited trials of the default, or of the current args, the study does not
+	// measure these args again.
 	maxLimited = 2
 )
 
-// lateness counts the probes of one Run that the load generator decided. An earlier Run may have been on another
-// machine.
+// lateness counts the probes of one Run, and those that the load generator limited. It ignores earlier Runs, which may
+// have been on another machine.
 type lateness struct {
 	probes, limited int
 	worst           trial.Probe // the limited probe with the highest send lag
@@ -35,7 +37,7 @@ func (l *lateness) count(p trial.Probe) {
 	}
 }
 
-// tooLate returns an error when the load generator decided most probes.
+// tooLate returns an error if the load generator limited most of at least minProbes probes.
 func (l *lateness) tooLate() error {
 	if l.probes < minProbes || 2*l.limited <= l.probes {
 		return nil

@@ -16,7 +16,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A lateLoad sends the load of a simulated server 30 ms late where is reports true. The answers come as much later.
+// A lateLoad sends the load of a simulated server 30 ms late whenever is() returns true. The answers are also 30 ms
+// later.
 type lateLoad struct {
 	trial.Load
 	is func() bool
@@ -40,7 +41,8 @@ func (l lateLoad) Run(ctx context.Context, schedule workload.Schedule, stop benc
 	return run, err
 }
 
-// lateIn makes the load generator late in some starts of a server, counted from 0.
+// lateIn makes the load generator late whenever late() returns true. start counts the starts of a trial's server from
+// 0.
 func lateIn(s *Study, late func(trialNumber, start int) bool) *Study {
 	start, starts := s.Runner.Start, map[int]int{}
 	s.Runner.Start = func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
@@ -52,7 +54,8 @@ func lateIn(s *Study, late func(trialNumber, start int) bool) *Study {
 	return s
 }
 
-// A trial that a late load generator decided is measured again, and then counts like any other.
+// A trial that a late load generator limited is measured again. If the second measurement is good, the trial counts
+// like any other.
 func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
 	const which = 1
 	store := open(t, t.TempDir())
@@ -69,8 +72,8 @@ func TestAClientLimitedTrialIsMeasuredOnceMore(t *testing.T) {
 	}
 }
 
-// A study ends with an error, and without an answer, when most of its probes are client-limited. On a better machine it
-// goes on, and measures its default again.
+// If most probes of a study are client-limited, it ends with an error and without an answer. On a better machine it
+// continues, and measures its default again.
 func TestAStudyOfALateLoadGeneratorStops(t *testing.T) {
 	store := open(t, t.TempDir())
 	late := true
@@ -91,7 +94,7 @@ func TestAStudyOfALateLoadGeneratorStops(t *testing.T) {
 	}
 }
 
-// A default that the load generator decided is measured once more, and not for ever.
+// A default that the load generator limited is measured once more, but not again and again.
 func TestALateDefaultIsNotAskedForForEver(t *testing.T) {
 	late := studies.Trial{Origin: studies.Default, Result: trial.Result{Outcome: trial.Measured, Class: serverctl.ClientLimited}}
 	unknown := studies.Trial{Origin: studies.Default, Result: trial.Result{Outcome: trial.Unknown, Class: serverctl.ClientLimited}}
@@ -115,7 +118,7 @@ func TestALateDefaultIsNotAskedForForEver(t *testing.T) {
 	}
 }
 
-// A Run gives up only when the load generator decided most of its probes, and there are enough of them.
+// A Run gives up only if it has enough probes and the load generator limited most of them.
 func TestMostProbesMustBeLate(t *testing.T) {
 	for _, row := range []struct {
 		well, late int

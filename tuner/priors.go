@@ -12,8 +12,9 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// untriedPrior returns the best point of a source whose best point was not measured here yet, or nil. One point of each
-// source is enough: it may be the best, and it shows how the source's figures compare with ours.
+// untriedPrior returns the best point of the first source whose best point was not measured in this study yet. It
+// returns nil if there is none. One point of each source is enough: it may be the best point, and it shows how the
+// source's figures compare with ours.
 func (s *Study) untriedPrior(study studies.Study) space.Point {
 	for _, source := range sources(study) {
 		legal := slices.DeleteFunc(slices.Clone(source), func(t studies.Trial) bool { return s.Space.Check(t.Point) != nil })
@@ -24,12 +25,13 @@ func (s *Study) untriedPrior(study studies.Study) space.Point {
 	return nil
 }
 
-// sources returns the priors grouped by their source, in the order in which they were added.
+// sources groups the priors by their source, in the order in which they were added.
 func sources(study studies.Study) [][]studies.Trial {
 	return lo.PartitionBy(study.Prior, func(t studies.Trial) string { return t.Source })
 }
 
-// highest returns the trial with the highest capacity, the first one of equals. ok is false if none met the SLO.
+// highest returns the trial with the highest capacity; the first of several equal ones. ok is false if no trial met the
+// SLO.
 func highest(trials []studies.Trial) (best studies.Trial, ok bool) {
 	for _, t := range trials {
 		if t.Met() && (!ok || t.Result.Capacity.Rate > best.Result.Capacity.Rate) {
@@ -39,17 +41,17 @@ func highest(trials []studies.Trial) (best studies.Trial, ok bool) {
 	return best, ok
 }
 
-// isMeasured reports whether a trial of the point has a result that counts.
+// isMeasured reports whether this study has a trial of the point whose outcome is not Unknown.
 func isMeasured(study studies.Study, p space.Point) bool {
 	return slices.ContainsFunc(study.Trials, func(t studies.Trial) bool {
 		return t.Point.String() == p.String() && t.Result.Outcome != trial.Unknown
 	})
 }
 
-// history is what the sampler learns from: the priors, scaled to this study, and then the study's own trials. A prior
-// of a measured point is left out.
+// history returns what the sampler learns from: the priors, scaled to this study, and then the study's own trials. It
+// leaves out priors whose point this study has measured.
 func history(study studies.Study) []studies.Trial {
-	study.Trials = slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Counts() }) // these points are tried again
+	study.Trials = slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Counts() }) // points of trials that do not count are tried again
 	if len(study.Prior) == 0 {
 		return study.Trials
 	}
@@ -66,10 +68,10 @@ func history(study studies.Study) []studies.Trial {
 	return append(all, study.Trials...)
 }
 
-// scale is the factor from a source's capacities to this study's. Another tool has other windows, another load and
-// often other limits, so all its capacities are off by about one factor. It is the geometric mean of ours/theirs over
-// the points that both have measured. If there is no such point, the factor makes the best of theirs equal to the
-// best of ours.
+// scale returns the factor that converts capacities of a source to this study. Another tool has other windows, another
+// load and often other limits. So all its capacities differ from ours by about the same factor. The factor is the
+// geometric mean of ours/theirs over the points that both have measured. If there is no such point, the factor makes
+// their best capacity equal to our best.
 func scale(source []studies.Trial, study studies.Study) float64 {
 	sum, n := 0.0, 0
 	for _, theirs := range source {
@@ -91,9 +93,9 @@ func scale(source []studies.Trial, study studies.Study) float64 {
 	return ours.Result.Capacity.Rate / best.Result.Capacity.Rate
 }
 
-// hint is the rate at which the next search begins: the best capacity so far on servers of that version. If there is
-// none, hint takes the lowest capacity among priors with known rates: a hint that is far too high may cost all probes of
-// a search. 0 means no hint.
+// hint returns the rate at which the next search begins: the best capacity so far on servers of that version. If there
+// is none, it returns the lowest capacity of the priors with measured rates, because a hint that is far too high may
+// cost all probes of a search. 0 means no hint.
 func hint(study studies.Study, version string) float64 {
 	same := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return t.Version != version })
 	if best, ok := highest(same); ok {

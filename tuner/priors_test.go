@@ -11,7 +11,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// found is a trial with a capacity.
+// found returns a finished trial with a capacity.
 func found(number int, origin studies.Origin, point space.Point, rate float64) studies.Trial {
 	return studies.Trial{Number: number, Origin: origin, Point: point, State: studies.Done,
 		Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast}}}
@@ -23,7 +23,7 @@ func elsewhere(source string, seqs string, rate float64) studies.Trial {
 	return t
 }
 
-// A recorder is a sampler that records the history it is given.
+// A recorder is a sampler that records the history of its last call.
 type recorder struct{ history []studies.Trial }
 
 func (r *recorder) Next(_ int, history []studies.Trial) (space.Point, error) {
@@ -31,12 +31,13 @@ func (r *recorder) Next(_ int, history []studies.Trial) (space.Point, error) {
 	return space.Point{"max-num-seqs": "7"}, nil
 }
 
-// The best point of each source has a trial of its own, after the default and the current args and before the sampler.
+// The best point of each source gets a trial. These trials come after the default and the current args, and before the
+// points of the sampler.
 func TestTheBestPriorIsMeasuredEarly(t *testing.T) {
 	chooser := &recorder{}
 	s := &Study{Space: smallSpace(t), Sampler: chooser, Current: space.Point{"max-num-seqs": "32"}}
 	history := studies.Study{Prior: []studies.Trial{
-		elsewhere("a", "8", 10), elsewhere("a", "16", 30), elsewhere("a", "4096", 90), // the last point is out of the range
+		elsewhere("a", "8", 10), elsewhere("a", "16", 30), elsewhere("a", "4096", 90), // the last point is outside the space
 		elsewhere("b", "32", 5), elsewhere("b", "4", 3),
 		elsewhere("c", "12", 40),
 	}}
@@ -49,7 +50,7 @@ func TestTheBestPriorIsMeasuredEarly(t *testing.T) {
 		}
 		origins, points = append(origins, next.Origin), append(points, next.Point.String())
 		next.State, next.Result = studies.Done, found(n, "", nil, 2).Result
-		if n == 3 { // it failed by no fault of its own, and is measured again
+		if n == 3 { // the point was not the reason of this failure, so it is measured again
 			next.Result = trial.Result{Outcome: trial.Unknown}
 		}
 		history.Trials = append(history.Trials, next)
@@ -57,7 +58,7 @@ func TestTheBestPriorIsMeasuredEarly(t *testing.T) {
 	if want := []studies.Origin{studies.Default, studies.Current, studies.Prior, studies.Prior, studies.Prior, studies.Sampled}; !slices.Equal(origins, want) {
 		t.Errorf("origins %q, want %q", origins, want)
 	}
-	// The best of b is the current args, which are measured already.
+	// The best point of source b is the current args, which were already measured.
 	if want := []string{"", "max-num-seqs=32", "max-num-seqs=16", "max-num-seqs=12", "max-num-seqs=12", "max-num-seqs=7"}; !slices.Equal(points, want) {
 		t.Errorf("points %q, want %q", points, want)
 	}
@@ -70,7 +71,7 @@ func TestPriorsAreBroughtToOurScale(t *testing.T) {
 	for _, c := range []struct {
 		name   string
 		trials []studies.Trial
-		want   []float64 // capacities of the priors in the history
+		want   []float64 // expected capacities of the priors in the history
 	}{
 		{"nothing is measured here: as they are", nil, []float64{10, 20, 40}},
 		{"no point is shared: the best are equal", []studies.Trial{found(0, studies.Default, space.Point{}, 4)}, []float64{1, 2, 4}},
@@ -119,7 +120,7 @@ func TestHint(t *testing.T) {
 	}
 }
 
-// Priors are no trials: they count against no budget, and the best of them is measured.
+// Priors are not trials: they do not count towards the budget. The best of them is measured.
 func TestAStudyWithPriors(t *testing.T) {
 	store := open(t, t.TempDir())
 	priors := []studies.Trial{elsewhere("", "8", 10), elsewhere("", "16", 30), elsewhere("", "9", 20)}

@@ -1,5 +1,5 @@
-// Package tuner is the study loop: choose a point, begin a trial, run it, finish it. It never talks to a server or a
-// disk itself.
+// Package tuner has the loop of a study: choose a point, begin a trial, run it, finish it. It never talks to a server
+// or a disk itself.
 package tuner
 
 import (
@@ -20,7 +20,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Store keeps the study. Everything that it has acknowledged survives a kill.
+// A Store keeps the study. What a call without an error has stored is kept even if the process is killed.
 type Store interface {
 	History() (studies.Study, error) // see studies.Store
 	Begin(studies.Trial) error
@@ -29,44 +29,44 @@ type Store interface {
 	Served(number int, version string, change studies.Change) error
 }
 
-// A Budget is what a study may spend.
+// A Budget limits what a study may spend.
 type Budget struct {
-	Trials  int           // of all origins, the default and the current args among them
-	GPUTime time.Duration // time of starts, probes and stops. No trial begins once it is spent. 0 means no limit.
+	Trials  int           // number of trials, including the default and the current args
+	GPUTime time.Duration // limit for starts, probes and stops; once it is spent, no trial begins; 0 means no limit
 }
 
-// A Study is one study to run, from the beginning or from where it was interrupted.
+// A Study is one study to run. If it was interrupted, it continues where it ended.
 type Study struct {
 	Store       Store
 	Runner      *trial.Runner
 	Space       *space.Space
 	Sampler     sampler.Sampler
-	Current     space.Point // the user's current args: trial 1; nil when unknown
-	FixedArgs   []string    // args of every trial; the args of its point follow
+	Current     space.Point // the user's current args, measured by trial 1; nil if unknown
+	FixedArgs   []string    // args of every trial; the args of the point come after them
 	Budget      Budget
-	AcceptDrift bool            // go on with another server version than in earlier trials
-	Finish      <-chan struct{} // closed: finish the probe at hand and stop
-	Observe     func(Event)     // called with each event, one call at a time; may be nil
+	AcceptDrift bool            // continue if the server has another version than in earlier trials
+	Finish      <-chan struct{} // when it is closed, Run finishes the current probe and returns
+	Observe     func(Event)     // called for each event, one call at a time; may be nil
 
-	// The state of one Run.
+	// The state of one call of Run.
 	ended        int      // trials
-	unknownInRow int      // of the last trials, those whose outcome is Unknown
-	generator    lateness // of the load generator
+	unknownInRow int      // number of latest trials in a row whose outcome is Unknown
+	generator    lateness // how often the load generator was late
 }
 
-// An Event is something that a watcher of a study wants to know.
+// An Event tells the Observe function of a Study what has happened.
 type Event struct {
 	Kind  EventKind
 	Trial studies.Trial // known so far
-	Probe *trial.Probe  // for Probed
-	Step  string        // for Step: what begins now
-	Best  bool          // for Ended: the trial is the Incumbent now
+	Probe *trial.Probe  // for Probed: the new probe
+	Step  string        // for Step: name of the step that begins
+	Best  bool          // for Ended: the trial is now the Incumbent
 }
 
-// An EventKind says what happened.
+// An EventKind is the kind of an Event.
 type EventKind int
 
-// The kinds of event, in the order in which a trial has them.
+// The kinds of events, in their order within a trial.
 const (
 	Began EventKind = iota
 	Step
@@ -74,44 +74,45 @@ const (
 	Ended
 )
 
-// ErrNothingStarts is returned when server after server fails, whatever the point is.
+// ErrNothingStarts is returned if the servers fail for all points, so that the flags are not the reason.
 var ErrNothingStarts = errors.New("the server fails whatever the flags are")
 
 const (
-	// maxUnknown trials in a row may fail by no fault of their points before the study gives up.
+	// The study gives up after maxUnknown trials in a row that failed for another reason than their points.
 	maxUnknown = 3
-	// maxInfeasible trials may be infeasible, when they are the first ones, before the study gives up. The default and
-	// the current args are among them. A sampler learns nothing from points that all fail.
+	// The study gives up if its first maxInfeasible trials are all infeasible, including the default and the current
+	// args. A sampler learns nothing if all points fail.
 	maxInfeasible = 10
 )
 
-// An End says why a study is over. The zero End is none.
+// An End says why a study is over. The zero End means that it is not over.
 type End struct {
-	Why   string // one line for a human
-	Spent bool   // the GPU time ended before the trials did
+	Why   string // one line of text for the user
+	Spent bool   // the GPU time was used up before all trials were run
 }
 
-// State returns the state and the note that a study of that many planned trials gets at its End. Trials from before a
-// change of the world do not count.
+// State returns the final state and note of a study with planned trials. The state is Spent if the GPU time was used up
+// before any trial of the present world met the SLO.
 func (e End) State(study studies.Study, planned int) (state studies.State, note string) {
 	if e.Spent && !slices.ContainsFunc(study.Present().Trials, studies.Trial.Met) {
 		return studies.Spent, e.Why
 	}
-	if len(study.Trials) == planned && !e.Spent { // the number of trials already shows that all were run
+	if len(study.Trials) == planned && !e.Spent { // no note is needed: the number of trials shows that all were run
 		return studies.Done, ""
 	}
 	return studies.Done, e.Why
 }
 
-// Run chooses, begins, runs and finishes trials until the study is over. A trial that a killed Run left half done comes
-// first, and keeps its probes. On an error, such as trial.ErrInterrupted, everything acknowledged is stored.
+// Run chooses, begins, runs and finishes trials until the study is over. If an earlier Run was killed during a trial,
+// that trial is finished first and keeps its probes. If Run returns an error, such as trial.ErrInterrupted, the store
+// keeps all probes and trials so far.
 func (s *Study) Run(ctx context.Context) (End, error) {
 	for {
 		study, err := s.Store.History()
 		if err != nil {
 			return End{}, err
 		}
-		first := len(study.Trials) - s.ended // index of the first trial of this Run
+		first := len(study.Trials) - s.ended // index of the first trial that this Run began
 		study.Trials = append(studies.Forgiven(study.Trials[:first]), study.Trials[first:]...)
 		if end, err := s.whyOver(ctx, study); end != (End{}) || err != nil {
 			return end, err
@@ -141,8 +142,8 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 	}
 }
 
-// Incumbent returns the best trial so far of the present world. A trial on another server version begins a new
-// comparison. found is false while no trial has met the SLO.
+// Incumbent returns the best trial so far of the present world. After a trial on another server version, earlier trials
+// no longer count. found is false if no trial has met the SLO yet.
 func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 	version := ""
 	for _, t := range study.Present().Trials {
@@ -159,7 +160,7 @@ func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 	return best, found
 }
 
-// whyOver says why no further trial begins. The zero End means that the study goes on.
+// whyOver says why no further trial begins. The zero End means that the study continues.
 func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	select {
 	case <-s.Finish:
@@ -177,15 +178,15 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	halfDone := slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State != studies.Done })
 	n, done := len(study.Trials), len(finished)
 	switch {
-	case halfDone: // its trial is finished, whatever the budget says
+	case halfDone: // this trial is finished even if the budget is spent
 		return End{}, nil
-	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // every Run tries that many: the points may have been the cause
+	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // each Run tries SameWords trials again, because the points may have been the reason
 		return End{}, diedAlike(study)
 	case s.unknownInRow >= maxUnknown:
 		return End{}, nothingStarts(study, "the last %d trials failed, and not by their flags", s.unknownInRow)
 	case done >= maxInfeasible && infeasible == done && done < s.Budget.Trials:
 		return End{}, nothingStarts(study, "none of the first %d points is feasible", done)
-	case done >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // the budget is smaller than SameWords
+	case done >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // the budget has fewer trials than SameWords
 		return End{}, diedAlike(study)
 	case done >= s.Budget.Trials && done > 0 && len(study.Present().Trials) == 0:
 		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the new one", Spent: true}, nil
@@ -203,8 +204,8 @@ func nothingStarts(study studies.Study, format string, args ...any) error {
 	return withRemedy(last, fmt.Errorf("%w: %s; the last: %s: %s", ErrNothingStarts, fmt.Sprintf(format, args...), last.Class, last.Evidence))
 }
 
-// diedAlike is the error of a study whose servers all died in their start with the same words: the flags made no
-// difference.
+// diedAlike returns the error for a study whose servers all died in their start with the same message. This shows that
+// the flags are not the reason.
 func diedAlike(study studies.Study) error {
 	n := len(study.Trials)
 	study.Trials[n-1].Result.Cause = serverctl.SameWords
@@ -214,7 +215,7 @@ func diedAlike(study studies.Study) error {
 	return nothingStarts(study, "each of the first %d servers died with the same message", n)
 }
 
-// withRemedy adds to err what the user can do, if that is known.
+// withRemedy adds advice for the user to err, if there is any.
 func withRemedy(r trial.Result, err error) error {
 	if remedy := serverctl.Remedy(r.Class, r.Cause); remedy != "" {
 		return fmt.Errorf("%w; %s", err, remedy)
@@ -222,9 +223,9 @@ func withRemedy(r trial.Result, err error) error {
 	return err
 }
 
-// nextTrial returns the trial to run: a half-done one, the server's default, the user's current args, the best prior,
-// or the sampler's choice. The default and the current args are measured again when they told nothing, and when the
-// world has changed since.
+// nextTrial returns the trial to run. In this order, it is a half-done trial, the server's default, the user's current
+// args, the best prior, or the sampler's choice. The default and the current args are measured again if their trials
+// had no useful result, or if the world has changed since then.
 func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
 	now := countAsTried(study.Present(), n-s.ended)
@@ -250,8 +251,9 @@ func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	return next, nil
 }
 
-// countAsTried returns the study with all trials from number first on counted as tried, even trials that do not count.
-// Otherwise a broken machine would start the default again and again, although the default itself may fail.
+// countAsTried returns the study with all trials from number first on marked as tried, even those that do not count.
+// Otherwise a study on a broken machine would start the default again and again. The default itself may be the reason
+// of the failure, so other points must be tried.
 func countAsTried(study studies.Study, first int) studies.Study {
 	study.Trials = slices.Clone(study.Trials)
 	for i := range study.Trials {
@@ -262,8 +264,9 @@ func countAsTried(study studies.Study, first int) studies.Study {
 	return study
 }
 
-// referenceKnown reports whether a trial of that origin told something. One that the load generator decided is measured
-// again, because it shows no gain, but at most maxLimited times.
+// referenceKnown reports whether a trial of that origin had a useful result. Other trials are compared with it, so a
+// trial that the load generator limited does not count. After maxLimited such trials, referenceKnown reports true, so
+// that the study does not repeat them for ever.
 func referenceKnown(study studies.Study, origin studies.Origin) bool {
 	limited := 0
 	for _, t := range study.Trials {
@@ -278,8 +281,8 @@ func referenceKnown(study studies.Study, origin studies.Origin) bool {
 	return limited >= maxLimited
 }
 
-// runTrial measures one trial. Each probe is stored before it counts. If a fresh server may not fail again, the
-// trial gets a second server before the failure counts.
+// runTrial measures one trial. Each probe is stored at once. If a failure may be gone with a new server, the trial gets
+// a second server before the failure counts.
 func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
 	result, err := s.runOnServer(ctx, t, study, lastAttempt(t.Probes))
 	if changed, ok := errors.AsType[*changedError](err); ok {
@@ -289,7 +292,7 @@ func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.St
 		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, because it ended with %s", result.Class)})
 		first, recorded := result, gpuTime(t.Probes)
 		result, err = s.runOnServer(ctx, t, study, lastAttempt(t.Probes)+1)
-		result.GPUTime += first.GPUTime - recorded // both runs count the first's probes
+		result.GPUTime += first.GPUTime - recorded // subtract the probes of the first server, which both results include
 		result.Notes = append(result.Notes, fmt.Sprintf("a first server ended with %s: %s", first.Class, first.Evidence))
 	}
 	if err == nil {
@@ -302,19 +305,19 @@ func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.St
 	return result, err
 }
 
-// lastAttempt is the highest attempt among probes; 0 if there are none.
+// lastAttempt returns the highest attempt of the probes; 0 if there are none.
 func lastAttempt(probes []trial.Probe) int {
 	return lo.Max(lo.Map(probes, func(p trial.Probe, _ int) int { return p.Attempt }))
 }
 
-// blame decides whose fault a failure is, if class and cause alone do not tell. Its error means that the machine is
-// broken, and ends the study. The trial is continued once the machine is repaired.
+// blame decides whether the point or the machine is the reason of a failure, if class and cause do not show it. An
+// error means that the machine is broken, and ends the study. After the repair, the trial is continued.
 func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	switch {
 	case r.Cause.Machine():
-	case r.Class == serverctl.FlagsRejected && serverctl.IsArgparse(r.Evidence) && len(t.Point) == 0: // every trial has these args
+	case r.Class == serverctl.FlagsRejected && serverctl.IsArgparse(r.Evidence) && len(t.Point) == 0: // these are args of every trial, so every trial would fail
 	case r.Cause == serverctl.HostOOM && slices.ContainsFunc(slices.Collect(maps.Keys(t.Point)), serverctl.AsksHostMemory):
-		r.Outcome = trial.Infeasible // the second server with these flags found no memory either
+		r.Outcome = trial.Infeasible // this is the second server with these flags that found no memory
 		return nil
 	default:
 		return nil
@@ -322,7 +325,7 @@ func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	return withRemedy(*r, fmt.Errorf("%w: %s: %s", ErrNothingStarts, serverctl.Words(r.Class, r.Cause), r.Evidence))
 }
 
-// gpuTime is the GPU time of probes.
+// gpuTime returns the sum of the GPU times of the probes.
 func gpuTime(probes []trial.Probe) time.Duration {
 	return lo.SumBy(probes, func(p trial.Probe) time.Duration { return p.GPUTime })
 }
@@ -346,9 +349,9 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 	})
 }
 
-// served stores the version of a trial's server. It must be the version of earlier trials, and of the trial's own first
-// probes, unless the user accepts another: measurements on two versions cannot be compared. A server that does not tell
-// its version changes nothing.
+// served stores the version of a trial's server. Measurements on two versions cannot be compared. So the version must
+// be that of earlier trials, and of earlier probes of the same trial, unless the user accepts a change. If the server
+// does not report a version, served does nothing.
 func (s *Study) served(study studies.Study, t *studies.Trial, version string) error {
 	// A half-done trial keeps the version it began with. If the user accepted a change, the store has it.
 	if version == "" || t.Version == version {
@@ -360,7 +363,7 @@ func (s *Study) served(study studies.Study, t *studies.Trial, version string) er
 		switch {
 		case !found || last.Version == version && t.Version == "":
 			return s.serve(t, version, studies.Change{})
-		case last.Version == version: // the user went back from an accepted version before anything was measured on it
+		case last.Version == version: // the user accepted another version, but returned to the old one before the first probe
 			return s.serve(t, version, studies.VersionChange(*t, version))
 		}
 		before = last
@@ -383,7 +386,7 @@ func (s *Study) serve(t *studies.Trial, version string, change studies.Change) e
 	return nil
 }
 
-// A changedError says that a trial's first probes were measured on another version of the server.
+// A changedError says that earlier probes of the trial were measured on another version of the server.
 type changedError struct{ change studies.Change }
 
 func (e *changedError) Error() string {

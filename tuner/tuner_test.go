@@ -27,7 +27,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A killer is a store whose owner is killed before or after a write, as soon as kill returns true.
+// A killer is a store that acts as if the process were killed before or after a write, when kill returns true.
 type killer struct {
 	*studies.Store
 	kill func(write string, trial int, after bool) bool
@@ -61,13 +61,13 @@ func (k *killer) Finish(n int, r trial.Result) error {
 	return k.write("finish", n, func() error { return k.Store.Finish(n, r) })
 }
 
-// killedAfter is a store whose owner is killed after a write of a trial.
+// killedAfter returns a store whose process is killed after the given kind of write of the given trial.
 func killedAfter(store *studies.Store, write string, trial int) *killer {
 	return &killer{store, func(name string, n int, after bool) bool { return after && name == write && n == trial }}
 }
 
-// killedAt is a store whose owner is killed at its n-th write: before it, or after it and before the owner knows. It
-// counts the writes.
+// killedAt returns a store whose process is killed before or after its n-th write. writes points to the number of
+// writes so far.
 func killedAt(store *studies.Store, n int, after bool) (k *killer, writes *int) {
 	writes = new(int)
 	return &killer{store, func(_ string, _ int, isAfter bool) bool {
@@ -91,16 +91,16 @@ func smallSpace(t *testing.T) *space.Space {
 	return s
 }
 
-// small is a small workload with its long run, which is built once.
+// small returns a small workload and its long run. Both are built only once.
 var small = sync.OnceValues(func() (workload.Source, *trial.LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 200, OutputTokens: 24, RangeRatio: 0.5, Requests: 400}, 1)
 	if err != nil {
-		panic(err) // the spec is a constant
+		panic(err) // cannot fail: the spec is constant
 	}
 	return source, trial.NewLongRun(workload.Plan{Source: source, Seed: 1})
 })
 
-// study returns a small simulated study on the store.
+// study returns a small study of a simulated server, which is kept in the store.
 func study(t *testing.T, store Store, protocol trial.Protocol, trials int) *Study {
 	t.Helper()
 	profile, err := sim.LoadProfile("small-fast")
@@ -150,7 +150,7 @@ func mustRun(t *testing.T, s *Study) {
 	}
 }
 
-// stored returns the study that is stored.
+// stored returns the study as it is in the store.
 func stored(t *testing.T, store *studies.Store) studies.Study {
 	t.Helper()
 	s, err := store.Study()
@@ -160,7 +160,7 @@ func stored(t *testing.T, store *studies.Store) studies.Study {
 	return s
 }
 
-// answers returns the trials of a study without their times, which differ between two runs.
+// answers returns the trials of the stored study. It removes their times, which differ between two runs.
 func answers(t *testing.T, store *studies.Store) []studies.Trial {
 	t.Helper()
 	s := stored(t, store)
@@ -196,7 +196,7 @@ func TestRunMeasuresDefaultCurrentAndSampledPoints(t *testing.T) {
 	}
 }
 
-// A countedSource counts how often it is asked for the first request of the long run.
+// A countedSource counts how often the first request of the long run is read.
 type countedSource struct {
 	workload.Source
 	builds int
@@ -209,7 +209,7 @@ func (c *countedSource) Request(stream workload.Stream, i int) *workload.Request
 	return c.Source.Request(stream, i)
 }
 
-// The long run of a workload takes 128,000 requests and is the same for every trial.
+// The long run of a workload has 128,000 requests and is the same for every trial. So it must be built only once.
 func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	store := open(t, t.TempDir())
 	const trials = 3
@@ -222,19 +222,20 @@ func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	}
 }
 
-// A study that was killed before any of its writes, or after the last, resumes to the same points and the same answer.
-// Under the reset protocol they agree to the last digit, and no probe is measured twice.
+// A study that was killed before one of its writes, or after the last one, must resume to the same points and the same
+// answer. With the Reset protocol all digits must agree, and no probe is measured twice.
 func TestResumeEqualsNoInterruption(t *testing.T) {
 	resumesAfterKills(t, 9)
 }
 
-// TestResumeEqualsNoInterruptionAnywhere kills a study at each write.
+// TestResumeEqualsNoInterruptionAnywhere kills a study at every write.
 func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 	realtime.Only(t, "dozens of studies")
 	resumesAfterKills(t, 1)
 }
 
-// resumesAfterKills kills a study at its first write, at its last, and at each multiple of every.
+// resumesAfterKills kills a study at its first write, at its last write, and at each write whose number is a multiple
+// of the parameter every.
 func resumesAfterKills(t *testing.T, every int) {
 	t.Helper()
 	whole := open(t, t.TempDir())
@@ -246,7 +247,7 @@ func resumesAfterKills(t *testing.T, every int) {
 			continue
 		}
 		for _, after := range []bool{false, true} {
-			if after && at < *writes { // the same is stored as before the next write
+			if after && at < *writes { // the store is then the same as before the next write
 				continue
 			}
 			dir := filepath.Join(t.TempDir(), "study")
@@ -316,12 +317,12 @@ func TestRunEnds(t *testing.T) {
 	}
 }
 
-// notNow is a death that is not the fault of a point.
+// notNow returns a failure that may be gone with a new server.
 func notNow(class serverctl.Class) func(int) *serverctl.ExitError {
 	return always(serverctl.ExitError{Class: class, Evidence: "not now", Took: time.Minute})
 }
 
-// A study that gave up goes on after the repair, and measures the default that it had lost.
+// A study that gave up continues after the repair. It first measures the default again, because its trials had failed.
 func TestRunGoesOnAfterItGaveUp(t *testing.T) {
 	store := open(t, t.TempDir())
 	s := coarse(study(t, store, trial.Primed, 6))
@@ -363,7 +364,7 @@ func TestAHangGetsASecondChance(t *testing.T) {
 	}
 }
 
-// A hanging server hangs in its fourth load.
+// A hanging server stops answering in its fourth load.
 type hanging struct {
 	trial.Server
 	trial.Load
@@ -377,7 +378,7 @@ func (h *hanging) Err() error {
 }
 
 func (h *hanging) Run(ctx context.Context, s workload.Schedule, stop bench.Stop) (bench.Run, error) {
-	const last = 4 // after the warm-up and two probes
+	const last = 4 // this load comes after the warm-up and two probes
 	if h.runs++; h.runs == last {
 		close(h.exited)
 		<-ctx.Done()
@@ -386,7 +387,7 @@ func (h *hanging) Run(ctx context.Context, s workload.Schedule, stop bench.Stop)
 	return h.Load.Run(ctx, s, stop)
 }
 
-// Both servers of a trial cost GPU time. Each probe is measured and counted once.
+// The GPU time of a trial includes both of its servers. Each probe is measured and counted once.
 func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	store := open(t, t.TempDir())
 	s := study(t, store, trial.Reset, 1)
@@ -410,7 +411,7 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	}
 }
 
-// versioned is a server that tells a version.
+// versioned is a server that reports the given version.
 type versioned struct {
 	trial.Server
 	version string
@@ -444,7 +445,8 @@ func TestAnotherServerVersionIsDrift(t *testing.T) {
 	}
 }
 
-// Probes on two versions make no capacity: a trial that is half done on one version is given up on another.
+// A capacity must not come from probes on two versions. So a trial that is half done on one version ends as Unknown on
+// another version.
 func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 	store := open(t, t.TempDir())
 	if _, err := coarse(study(t, killedAfter(store, "record", 2), trial.Primed, 6)).Run(t.Context()); !errors.Is(err, errKilled) {
@@ -459,16 +461,16 @@ func TestAHalfDoneTrialIsNotFinishedOnAnotherServer(t *testing.T) {
 		!strings.Contains(half.Result.Evidence, "the world changed before the trial was finished: server version: ") {
 		t.Errorf("what was half done is %+v", half)
 	}
-	worlds := got.Worlds() // a server that does not start does not tell its version
+	worlds := got.Worlds() // a trial whose server did not start has no version
 	if len(worlds) != 2 || len(worlds[0]) < 3 || len(worlds[1]) < 2 || worlds[1][1].Origin != studies.Default {
 		t.Errorf("there are %d worlds of %d trials, want some in both, and the default again after the first of the second", len(worlds), len(got.Trials))
 	}
 }
 
-// upgrade makes a study's servers tell another version.
+// upgrade makes the servers of a study report a new version.
 func upgrade(s *Study) *Study { return withVersion(s, "0.33.0") }
 
-// withVersion makes a study's servers tell a version.
+// withVersion makes the servers of a study report the given version.
 func withVersion(s *Study, version string) *Study {
 	good := s.Runner.Start
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -478,8 +480,8 @@ func withVersion(s *Study, version string) *Study {
 	return s
 }
 
-// The version of a half-done trial's server is known after a kill. Even the first trial is not finished on another
-// version. An accepted change is neither asked for again nor stored again.
+// After a kill, the server version of a half-done trial is still known. No trial is finished on another version, not
+// even the first one. A change that the user has accepted is not asked for again and not stored again.
 func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	store := open(t, t.TempDir())
 	run := func(at int, accept bool, how func(*Study) *Study) error {
@@ -499,7 +501,7 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	if err := run(1, false, same); !errors.Is(err, errKilled) {
 		t.Fatalf("Run = %v, want it killed in trial 1", err)
 	}
-	for _, at := range []int{2, 2} { // 1 was half done
+	for _, at := range []int{2, 2} { // trial 1 was half done and ends as Unknown
 		if err := run(at, at == 2, upgrade); !errors.Is(err, errKilled) {
 			t.Fatalf("Run = %v, want it killed in trial 2", err)
 		}
@@ -522,8 +524,8 @@ func TestTheServerOfAHalfDoneTrialIsKnown(t *testing.T) {
 	}
 }
 
-// Two things make no new world: a version on which nothing was measured before the user went back, and a server that
-// tells no version.
+// Two things do not begin a new world: a version on which nothing was measured before the user returned to the old one,
+// and a server that reports no version.
 func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	store := open(t, t.TempDir())
 	same := func(s *Study) *Study { return s }
@@ -546,7 +548,7 @@ func TestAServerThatWasTakenBackIsNoDrift(t *testing.T) {
 	}
 }
 
-// The first search in a changed world does not begin at a capacity of the old world.
+// The first search in a changed world must not begin at a capacity of the old world.
 func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 	store := open(t, t.TempDir())
 	mustRun(t, coarse(study(t, store, trial.Primed, 3)))
@@ -554,14 +556,13 @@ func TestTheSearchInAnotherWorldBeginsAnew(t *testing.T) {
 	s.AcceptDrift = true
 	mustRun(t, s)
 	got := stored(t, store)
-	i := slices.IndexFunc(got.Trials[3:], func(t studies.Trial) bool { return len(t.Probes) > 0 }) // some points do not start
+	i := slices.IndexFunc(got.Trials[3:], func(t studies.Trial) bool { return len(t.Probes) > 0 }) // trials whose server did not start have no probes
 	if first, anew := got.Trials[0].Probes[0].Rate, got.Trials[3+i].Probes[0].Rate; anew != first {
 		t.Errorf("the first search began at %g req/s, and that in the changed world at %g", first, anew)
 	}
 }
 
-// After an accepted change of the world, or with another version of the server, earlier trials cannot be the best so
-// far.
+// After an accepted change of the world, or of the server's version, earlier trials cannot be the best so far.
 func TestTheIncumbentIsOfThePresentWorld(t *testing.T) {
 	done := func(number int, version string, rate float64) studies.Trial {
 		return studies.Trial{Number: number, State: studies.Done, Version: version, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}}}

@@ -1,5 +1,6 @@
-// Command realtimetests prints the arguments of go test that run exactly the tests that call realtime.Only, which the race
-// detector skips: -run, a regular expression, and the packages. It reads the test files below the working directory.
+// Command realtimetests prints arguments for go test: -run with a regular expression, and packages. They select exactly
+// the tests that call realtime.Only, because these tests are skipped under the race detector. The command reads the
+// test files below the working directory.
 package main
 
 import (
@@ -23,8 +24,8 @@ func main() {
 	fmt.Printf("-run ^(%s)$ %s\n", strings.Join(tests, "|"), strings.Join(packages, " "))
 }
 
-// find returns the sorted names of the tests below root that call realtime.Only, and their packages as ./path. It fails if
-// there is none, or if another function than a test calls realtime.Only.
+// find returns the sorted names of the tests below root that call realtime.Only, and their packages as ./path. It
+// returns an error if no test calls realtime.Only, or if a function that is not a test calls it.
 func find(root string) (tests, packages []string, err error) {
 	err = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {

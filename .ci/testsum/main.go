@@ -1,5 +1,6 @@
-// Command testsum reads the events of go test -json and prints a summary: a line for each package, the output of failed tests, the
-// number of tests, and each skipped test with its reason. It exits with 1 if a test failed or no test ran.
+// Command testsum reads the events of go test -json and prints a summary: a line for each package, the output of failed
+// tests, the number of tests, and each skipped test with its reason. It exits with 1 if a test or a package failed, or
+// if no test passed.
 package main
 
 import (
@@ -32,20 +33,21 @@ type event struct {
 	Output  string
 }
 
-// A testID is a test of a package, or the package itself if the name is empty.
+// A testID names a test of a package. An empty name means the package itself.
 type testID struct{ pkg, name string }
 
-// A summary counts the events that have been read.
+// A summary adds up the events that have been read.
 type summary struct {
 	out            io.Writer
-	output         map[testID][]string // output of the packages that run, and of their tests that run or have failed
+	output         map[testID][]string // output of packages that still run, and of their tests that still run or have failed
 	passed, failed int
 	packages       int
 	brokenPackages int
 	skipped        []string
 }
 
-// summarize reads the events in r and writes the summary to w. It returns true if at least one test ran and none failed.
+// summarize reads the events in r and writes the summary to w. It returns true if at least one test passed and no test
+// or package failed.
 func summarize(r io.Reader, w io.Writer) (bool, error) {
 	s := &summary{out: w, output: make(map[testID][]string)}
 	lines := bufio.NewReader(r)
@@ -65,7 +67,7 @@ func summarize(r io.Reader, w io.Writer) (bool, error) {
 	return s.failed == 0 && s.brokenPackages == 0 && s.passed > 0, nil
 }
 
-// read reads one line. It prints a line that is not an event, such as a warning of the go command, unchanged.
+// read reads one line. If the line is not an event, such as a warning of the go command, read prints it unchanged.
 func (s *summary) read(line string) {
 	var e event
 	if json.Unmarshal([]byte(line), &e) != nil {
@@ -121,7 +123,7 @@ func (s *summary) endPackage(e event) {
 	delete(s.output, own)
 }
 
-// tests returns the tests of a package whose output is kept, sorted by name.
+// tests returns those tests of a package that still have output in s.output, sorted by name.
 func (s *summary) tests(pkg string) []testID {
 	var ids []testID
 	for id := range s.output {
@@ -146,7 +148,8 @@ func (s *summary) end() {
 // skipLocation matches the file and line that go test prints before the reason of a skip.
 var skipLocation = regexp.MustCompile(`^[\w.-]+\.go:\d+: `)
 
-// reason returns the reason of a skipped test on one line: its output without the lines of go test itself.
+// reason returns on one line why a test was skipped. It takes the output of the test and leaves out the lines that go
+// test adds.
 func reason(output []string) string {
 	var words []string
 	for _, line := range output {

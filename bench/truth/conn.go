@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A listener accepts connections that know when their bytes arrived.
+// A listener accepts connections of type conn, which know when their bytes arrived.
 type listener struct{ *net.TCPListener }
 
 func (l listener) Accept() (net.Conn, error) {
@@ -34,7 +34,7 @@ func (l listener) Accept() (net.Conn, error) {
 	return c, stampErr
 }
 
-// A conn is a connection that keeps the time at which the kernel received the bytes of the last read.
+// A conn is a connection that remembers when the kernel received the bytes of the last read.
 type conn struct {
 	*net.TCPConn
 	raw     syscall.RawConn
@@ -67,7 +67,8 @@ func (c *conn) Read(b []byte) (n int, err error) {
 	return n, nil
 }
 
-// age returns how long the bytes had been in the kernel when they were read, by their time stamp; 0 without a stamp.
+// age returns how long the bytes were in the kernel before they were read, according to their time stamp. It returns 0
+// if there is no stamp.
 func age(control []byte, now time.Time) time.Duration {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

@@ -51,8 +51,8 @@ func (r Request) Gaps() []time.Duration {
 	return gaps
 }
 
-// Lateness returns how late the server wrote each token. A large value means that the machine was too slow for the
-// server.
+// Lateness returns how late the server wrote each token, counted from the token's due time. A large value means that
+// the machine was too slow for the server.
 func (r Request) Lateness() []time.Duration {
 	late := make([]time.Duration, len(r.Writes))
 	for i, at := range r.Writes {
@@ -61,7 +61,7 @@ func (r Request) Lateness() []time.Duration {
 	return late
 }
 
-// reportPath is the path of the report.
+// reportPath is the URL path at which the server gives its report.
 const reportPath = "/truth"
 
 // Fetch gets the report of a server in another process.

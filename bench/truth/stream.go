@@ -7,8 +7,8 @@ import (
 )
 
 // A stream is one answer. Its events look like vLLM's (vllm/entrypoints/openai/serving_completion.py and
-// serving_chat.py, 0.14.1). Each is one HTTP chunk, as uvicorn sends them. Its tokens go straight to the connection,
-// because net/http would copy each through two buffers.
+// serving_chat.py, 0.14.1). Each event is one HTTP chunk, as uvicorn sends it. Tokens are written straight to the
+// connection, because net/http would copy each token through two buffers.
 type stream struct {
 	to     net.Conn
 	record *Request      // nil with Config.Forget
@@ -19,7 +19,7 @@ type stream struct {
 	role  []byte // HTTP chunk of a chat's role; nil once it was sent
 	token []byte // HTTP chunk of one token
 	last  []byte // HTTP chunk of the last token
-	tail  []byte // usage and [DONE], which net/http writes
+	tail  []byte // usage and [DONE]; written through net/http
 }
 
 // newStream returns the answer to a request.

@@ -1,6 +1,6 @@
 // Package truth is a server for checking the measurements of a client. It streams answers as vLLM does, on a fixed
 // schedule, and records when each request arrived and when it wrote each token. It also records how late it was itself.
-// It never generates anything, and only tests start it.
+// It never runs a model, and only tests start it.
 package truth
 
 import (
@@ -20,31 +20,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Config says how a Server answers.
+// A Config says when and how a Server answers.
 type Config struct {
 	TTFT   time.Duration // from the last byte of a request to its first token
 	TPOT   time.Duration // from one token to the next
-	Step   bool          // write the tokens of all streams together in steps of TPOT, as an engine does
-	Forget bool          // record no requests, for runs of millions
+	Step   bool          // write the tokens of all streams together, once in every TPOT, as an engine does
+	Forget bool          // record no requests, to save memory in runs of millions
 }
 
-// A Server answers on one address. One goroutine writes all tokens, to leave the machine's CPU to the client: a token
-// costs little more than the call that writes it.
+// A Server answers on one address. One goroutine writes all tokens. So a token costs little more than the call that
+// writes it, and the client has most of the machine's CPU.
 type Server struct {
 	config   Config
 	listener listener
-	wake     int // eventfd that tells the writer of tokens about a new stream or the end
+	wake     int // eventfd that wakes the writer of tokens when there is a new stream, or at the end
 	start    time.Time
 	cpu      time.Duration // CPU time of the process before the start
 
 	mu      sync.Mutex
-	due     []*stream // by the due time of their next token
+	due     []*stream // sorted by the due time of the stream's next token
 	tokens  int
-	records []*Request // become Report.Requests; tokens are still added to them
+	records []*Request // the report's requests; tokens are added while answers run
 	ended   bool
 }
 
-// Listen opens an address, such as 127.0.0.1:0. The caller must call Serve, which closes it.
+// Listen opens a listener at an address, such as 127.0.0.1:0. The caller must call Serve, which closes the listener.
 func Listen(address string, config Config) (*Server, error) {
 	if config.TPOT <= 0 {
 		return nil, fmt.Errorf("time per output token %s must be positive", config.TPOT)
@@ -80,7 +80,7 @@ func (s *Server) Serve(ctx context.Context) error {
 	if errors.Is(err, http.ErrServerClosed) {
 		err = nil
 	}
-	err = errors.Join(err, server.Close()) // without connections, writeTokens drops its streams
+	err = errors.Join(err, server.Close()) // close all connections, so that writeTokens drops their streams
 	s.mu.Lock()
 	s.ended = true
 	s.ring()
@@ -106,7 +106,7 @@ func (s *Server) report() *Report {
 // model is the name of the model in the answers.
 const model = "tiny"
 
-// A question has the fields of a request that its answer depends on.
+// A question holds the fields of a request that decide its answer.
 type question struct {
 	Prompt   json.RawMessage `json:"prompt"`
 	Messages []struct {
@@ -122,7 +122,7 @@ type question struct {
 
 func (q *question) tokens() int { return max(q.MaxTokens, q.MaxChatTokens) }
 
-// promptTokens counts the token ids of a prompt, or roughly its words.
+// promptTokens counts the token ids of a prompt. Of a text it counts roughly the words.
 func (q *question) promptTokens() int {
 	prompt := q.Prompt
 	for _, m := range q.Messages {
@@ -131,7 +131,7 @@ func (q *question) promptTokens() int {
 	return len(bytes.FieldsFunc(prompt, func(r rune) bool { return r == ',' || r == ' ' }))
 }
 
-// answer answers one request. uvicorn also sends the head before the first token.
+// answer answers one request. Like uvicorn, it sends the head of the response before the first token.
 func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	body, err := io.ReadAll(r.Body)
 	c := r.Context().Value(connKey{}).(*conn)
@@ -173,13 +173,15 @@ func (s *Server) begin(x *stream, id string, received time.Duration) {
 	}
 }
 
-// schedule adds a stream to s.due. Most streams belong near the end, because all have the same time per token.
+// schedule inserts a stream into s.due, which is sorted. Most streams belong near the end, because all have the same
+// time per token.
 func (s *Server) schedule(x *stream) {
 	at, _ := slices.BinarySearchFunc(s.due, x.due, func(other *stream, due time.Duration) int { return cmp.Compare(other.due, due) })
 	s.due = slices.Insert(s.due, at, x)
 }
 
-// step returns the time at which the server writes a token that is ready at the given time.
+// step returns when the server writes a token that is ready at the given time. With Config.Step this is the end of the
+// current step.
 func (s *Server) step(ready time.Duration) time.Duration {
 	if !s.config.Step {
 		return ready
@@ -187,13 +189,13 @@ func (s *Server) step(ready time.Duration) time.Duration {
 	return (ready + s.config.TPOT - 1).Truncate(s.config.TPOT)
 }
 
-// ring ends a wait of writeTokens. s.mu is held, so that writeTokens has not closed the eventfd.
+// ring wakes writeTokens. The caller holds s.mu, so writeTokens has not closed the eventfd yet.
 func (s *Server) ring() {
-	_, _ = unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // it can fail only if the eventfd is full, and then the wait ends anyway
+	_, _ = unix.Write(s.wake, []byte{1, 0, 0, 0, 0, 0, 0, 0}) // the write fails only if the eventfd is full, and then the wait ends anyway
 }
 
-// writeTokens writes each token when it is due, until the server ends. It waits in ppoll, which counts in nanoseconds:
-// on an idle machine Go's timers are up to a millisecond late.
+// writeTokens writes each token when it is due, until the server ends. It waits in ppoll, which counts in nanoseconds.
+// On an idle machine Go's timers are up to a millisecond late.
 func (s *Server) writeTokens() {
 	defer unix.Close(s.wake) // an error does not matter: the descriptor is closed in any case
 	for {
@@ -204,7 +206,7 @@ func (s *Server) writeTokens() {
 		limit := unix.NsecToTimespec(int64(max(0, wait)))
 		if n, _ := unix.Ppoll([]unix.PollFd{{Fd: int32(s.wake), Events: unix.POLLIN}}, &limit, nil); n > 0 {
 			var count [8]byte
-			_, _ = unix.Read(s.wake, count[:]) // resets the count; nobody else reads
+			_, _ = unix.Read(s.wake, count[:]) // resets the eventfd; no other goroutine reads it
 		}
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// start serves until the test ends.
+// start starts a server that serves until the test ends.
 func start(t *testing.T, config Config) *Server {
 	t.Helper()
 	server, err := Listen("127.0.0.1:0", config)
@@ -29,7 +29,7 @@ func start(t *testing.T, config Config) *Server {
 	return server
 }
 
-// post asks for a stream of n tokens.
+// post requests an answer of n tokens.
 func post(t *testing.T, url, path, id, prompt string, n int) *http.Response {
 	t.Helper()
 	body := fmt.Sprintf(`{"model":"tiny",%s,"max_tokens":%d,"stream":true,"stream_options":{"include_usage":true}}`, prompt, n)
@@ -62,7 +62,7 @@ func TestAnAnswerIsWhatVLLMSends(t *testing.T) {
 				chat + `"choices":[],"usage":{"prompt_tokens":1,"total_tokens":3,"completion_tokens":2}}` + "\n\ndata: [DONE]\n\n"},
 	}
 	for _, test := range tests {
-		for range 2 { // the second time on the same connection
+		for range 2 { // the second request uses the same connection
 			response := post(t, server.URL(), test.path, "x", test.prompt, 2)
 			text, err := io.ReadAll(response.Body)
 			response.Body.Close()

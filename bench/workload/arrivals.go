@@ -8,14 +8,15 @@ import (
 	"time"
 )
 
-// Arrivals gives the distribution of the gaps between arrivals. The zero value is a Poisson process.
+// Arrivals is the distribution of the gaps between arrivals. The zero value is a Poisson process.
 type Arrivals struct {
 	// Burstiness is the shape of gamma-distributed gaps, as in vllm bench serve: 1 is Poisson, larger is smoother, +Inf is
 	// constant, below 1 is burstier. 0 means 1.
 	Burstiness float64
 
-	// Trace replays the gaps of recorded traffic instead, in a cycle that starts at a seeded gap. The gaps are divided by
-	// their mean, so the caller still sets the rate. Within the cycle the rate varies as it did in the record.
+	// Trace replaces this distribution by the gaps of recorded traffic. They repeat in a cycle that starts at a seeded
+	// gap. They are divided by their mean, so the caller still sets the rate. Within the cycle the rate varies as it did
+	// in the record.
 	Trace *Trace
 }
 
@@ -32,7 +33,8 @@ func (a Arrivals) Check() error {
 	return nil
 }
 
-// gaps returns a function that draws gaps between arrivals at unit rate. If Check returns an error, they are Poisson.
+// gaps returns a function that draws gaps between arrivals, with a mean of 1. A trace without gaps and a burstiness
+// that Check refuses have no effect.
 func (a Arrivals) gaps(draw *rand.Rand) func() float64 {
 	switch {
 	case a.Trace != nil && a.Trace.meanGap() > 0:
@@ -73,24 +75,26 @@ func gamma(r *rand.Rand, shape float64) float64 {
 	}
 }
 
-// A clock gives the arrival times of one phase. It draws gaps at unit rate and divides them by the rate, so every rate
-// gets the same pattern. Two rates then differ by the server and not by the draw.
+// A clock gives the arrival times of one phase. It draws gaps with a mean of 1 and divides them by the rate, so every
+// rate gets the same pattern. If two rates differ in their results, the server is the reason and not the draw.
 type clock struct {
 	gap  func() float64
 	rate float64
-	unit float64 // time of the last arrival at unit rate
+	unit float64 // time of the last arrival at a rate of 1
 }
 
-// next returns the time of the next arrival since the start of the phase, or never if a Duration is too short for it.
+// next returns the time of the next arrival since the start of the phase. It returns never if the time is too long for
+// a Duration.
 func (c *clock) next() time.Duration {
 	c.unit += c.gap()
 	return time.Duration(min(c.unit/c.rate*float64(time.Second), float64(never)))
 }
 
-// from returns a function that returns the times of the arrivals of a phase that begins at the given time.
+// from returns a function for a phase that begins at the given time. Each call of the function returns the time of the
+// next arrival.
 func (c *clock) from(start time.Duration) func() time.Duration {
 	return func() time.Duration { return start + c.next() }
 }
 
-// never is a century.
+// never is a due time that no run reaches: 100 years.
 const never = 876_000 * time.Hour

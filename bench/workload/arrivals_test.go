@@ -11,7 +11,7 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// windowGaps returns the sorted gaps of the first n arrivals of the window, in mean gaps.
+// windowGaps returns the sorted gaps of the first n arrivals of the window, in units of the mean gap.
 func windowGaps(p Plan, n int) []float64 {
 	p.MinRequests = n
 	var gaps []float64
@@ -39,7 +39,8 @@ func distance(sample []float64, cdf func(float64) float64) float64 {
 	return largest
 }
 
-// critical returns the distance that one of ten thousand samples of size n exceeds (Kolmogorov's limit distribution).
+// critical returns the distance that only one of ten thousand samples of size n exceeds (Kolmogorov's limit
+// distribution).
 func critical(n int) float64 { return math.Sqrt(-math.Log(0.0001/2) / 2 / float64(n)) }
 
 func TestArrivalsHaveTheirDistribution(t *testing.T) {
@@ -87,7 +88,7 @@ func TestArrivalsOfATraceHaveItsGapsAtAnyRate(t *testing.T) {
 	for seed := range uint64(20) {
 		p := plan(t, 3)
 		p.Seed, p.Arrivals.Trace = seed, trace
-		got := windowGaps(p, len(want)) // one cycle, from any start
+		got := windowGaps(p, len(want)) // one cycle of the trace, from any start
 		for i := range want {
 			if math.Abs(got[i]-want[i]) > 1e-6 {
 				t.Fatalf("seed %d: gaps %.3f, want the gaps of the trace, %.3f", seed, got, want)

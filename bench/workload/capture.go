@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// readCaptures reads a log of the user's own traffic, with one JSON object a line. The object is the body of a request to
-// /v1/completions or /v1/chat/completions, or has the body under "body" or "request", as in OpenAI's batch files.
-// "timestamp" is the time of arrival; with timed, a row without it is bad. "usage", also within "response", gives the
-// length of the answer.
+// readCaptures reads a log of the user's own traffic, with one JSON object on each line. The object is the body of a
+// request to /v1/completions or /v1/chat/completions, or it has the body under "body" or "request", as in OpenAI's
+// batch files. "timestamp" is the time of arrival. If timed is true, a row without a timestamp is bad. "usage" gives
+// the length of the answer. It may also be within "response".
 func readCaptures(from io.Reader, spec Spec, timed bool, bad *badRows) ([]recordedRow, error) {
 	return readLines(from, bad, func(text []byte) (row recordedRow, err error) {
 		row.Request, row.at, err = spec.parseCapture(text, timed)
@@ -26,7 +26,7 @@ type usage struct {
 	CompletionTokens int `json:"completion_tokens"`
 }
 
-// A capturedLine has the fields around the body of a request.
+// A capturedLine has the fields of a line that may surround the body of a request.
 type capturedLine struct {
 	Timestamp json.RawMessage `json:"timestamp"`
 	URL       string          `json:"url"`
@@ -36,7 +36,7 @@ type capturedLine struct {
 	Response  json.RawMessage `json:"response"`
 }
 
-// answered returns the length of the answer in tokens, or 0 if the line has none in a known form.
+// answered returns the length of the answer in tokens, or 0 if the line does not have it in a known form.
 func (l *capturedLine) answered() int {
 	var used usage
 	var response struct {
@@ -122,7 +122,8 @@ func (s Spec) parseBody(text json.RawMessage, answered int) (Request, error) {
 	return request, err
 }
 
-// answerLength returns how many tokens to ask for. The spec comes first, then the recorded length, then the request's limit.
+// answerLength returns how many tokens to ask for. It takes the length of the spec, or else the recorded length, or
+// else the request's own limit.
 func (s Spec) answerLength(answered int, fields map[string]json.RawMessage) (int, error) {
 	if s.OutputTokens > 0 {
 		return s.OutputTokens, nil
@@ -151,7 +152,7 @@ var workFields = []string{
 	"chat_template_kwargs", "mm_processor_kwargs", "continue_final_message", "truncate_prompt_tokens",
 }
 
-// workDefaults are the defaults of these fields. A request that gives one asks for nothing special.
+// workDefaults are the defaults of these fields. A request with such a value asks for no special work.
 var workDefaults = map[string][]string{
 	"n": {"1"}, "best_of": {"1"}, "response_format": {`{"type":"text"}`}, "modalities": {`["text"]`}, "truncate_prompt_tokens": {"-1"},
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// asked returns the prompt and the length of a request in one line.
+// asked returns the prompt and the answer length of a request in one line.
 func asked(r *Request) string {
 	switch {
 	case r.Tokens != nil:

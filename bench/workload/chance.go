@@ -5,7 +5,8 @@ import (
 	"math/rand/v2"
 )
 
-// A purpose separates draws that share a seed, so that more draws for one purpose never shift those for another.
+// A purpose gives its draws a random sequence of their own, even if purposes share a seed. So more draws for one
+// purpose do not change the draws for another.
 type purpose uint64
 
 const (
@@ -22,9 +23,10 @@ const (
 	thinkDraws
 )
 
-// chance returns the generator for a purpose, a stream and n, such as the number of an epoch. n stays far below 2^48.
+// chance returns the random generator for a purpose, a stream and n, such as the number of an epoch. n stays far below
+// 2^48.
 func chance(seed uint64, what purpose, stream Stream, n int) *rand.Rand {
-	const golden = 0x9e3779b97f4a7c15 // spreads draw numbers over all seeds
+	const golden = 0x9e3779b97f4a7c15 // 2^64 / golden ratio; gives each draw number a very different seed
 	seed ^= uint64(stream>>drawBits) * golden
 	stream &= 1<<drawBits - 1
 	return rand.New(rand.NewPCG(seed, uint64(what)<<56|uint64(stream)<<48|uint64(n)))
@@ -36,12 +38,12 @@ func lognormal(r *rand.Rand, cv float64) float64 {
 	return math.Exp(math.Sqrt(variance)*r.NormFloat64() - variance/2)
 }
 
-// defaultVocabSize is the vocabulary size of the Llama 2 tokenizer. It is the smallest of the large models in wide use, so
-// its ids are valid for nearly every model.
+// defaultVocabSize is the vocabulary size of the Llama 2 tokenizer. No large model in wide use has a smaller one, so
+// ids below it are valid for nearly every model.
 const defaultVocabSize = 32000
 
-// firstToken is the first id that is drawn. In many vocabularies the three ids below it are special: unknown, begin and
-// end of sequence.
+// firstToken is the smallest id that is drawn. In many vocabularies the three ids below it are special: unknown, begin
+// and end of sequence.
 const firstToken = 3
 
 // fill draws token ids in [firstToken, vocabSize).

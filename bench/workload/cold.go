@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// WithColdLeadIn returns the schedule with other beginnings for the prompts of the lead-in, which no prompt of the
-// source has. The window then finds nothing of the lead-in in a prefix cache. Prompts of the lead-in still share as
+// WithColdLeadIn returns the schedule with new beginnings for the prompts of the lead-in. No prompt of the source has
+// such a beginning. So the window finds nothing of the lead-in in a prefix cache. Prompts of the lead-in still share as
 // much with each other as before.
 func WithColdLeadIn(s Schedule, source Source) Schedule {
 	return func(yield func(Arrival) bool) {
@@ -27,14 +27,14 @@ func WithColdLeadIn(s Schedule, source Source) Schedule {
 	}
 }
 
-// A beginning replaces the beginning of a prompt.
+// A beginning is a new start of a prompt, as token ids and as text.
 type beginning struct {
 	tokens []int32
 	text   string
 }
 
-// unknownBeginning returns a beginning that no prompt of the source has. It uses ids of the source, because the model
-// knows them. All ids differ, because a prompt may repeat one id a thousand times.
+// unknownBeginning returns a beginning that no prompt of the source has. It uses token ids of the source, because the
+// model knows them. All ids of the beginning differ, because a prompt of the source may repeat one id a thousand times.
 func unknownBeginning(source Source) *beginning {
 	const samples = 16
 	draw := chance(0, saltDraws, LeadInStream, 0)
@@ -48,11 +48,11 @@ func unknownBeginning(source Source) *beginning {
 	return &beginning{slices.Clone(ids[:min(saltTokens, len(ids))]), saltText(draw)}
 }
 
-// saltText returns a beginning that no prompt has.
+// saltText returns a random text for the start of a prompt. No other prompt starts with it.
 func saltText(draw *rand.Rand) string { return fmt.Sprintf("[%08x] ", draw.Uint32()) }
 
-// of returns the request with this beginning. It replaces token ids, so their number stays; a text gets a few tokens
-// longer.
+// of returns a copy of the request with this beginning. Token ids are overwritten, so their number stays the same. A
+// text gets a few tokens longer.
 func (b *beginning) of(r *Request) *Request {
 	s := *r
 	switch {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// No prompt of a cold lead-in begins like a prompt of the window, whether it has tokens, text or messages. Prompts of the
-// lead-in still share as much with each other. The window does not change.
+// No prompt of a cold lead-in begins like a prompt of the window, whether it has tokens, text or messages. Prompts of
+// the lead-in still share as much with each other as before. The window does not change.
 func TestAColdLeadInSharesNothingWithTheWindow(t *testing.T) {
 	text := func(i int) *Request {
 		return &Request{Text: "The same beginning. " + strings.Repeat("x", i%3), OutputTokens: 1}
@@ -69,7 +69,7 @@ func (listed) Len() int                           { return 0 }
 func (listed) Longest() int                       { return 0 }
 func (l listed) Request(_ Stream, i int) *Request { return l(i) }
 
-// beginningOf returns the part of a prompt in the first block of a prefix cache.
+// beginningOf returns the part of a prompt that falls into the first block of a prefix cache.
 func beginningOf(r *Request) string {
 	text := r.Text
 	for _, id := range r.Tokens[:min(16, len(r.Tokens))] {

@@ -6,16 +6,17 @@ import (
 	"math/rand/v2"
 )
 
-// The shape of the multi-turn conversations in the benchmarks and in production: an epoch has 60 conversations of 5 turns.
-// Each begins with one of 10 long excerpts (starters), and its prompt grows by the history.
+// The shape of the multi-turn conversations in the benchmarks and in production. An epoch has 60 conversations of 5
+// turns. Each conversation begins with one of 10 long excerpts (starters). Its prompt grows by the earlier turns.
 const (
 	conversations = 60
 	turns         = 5
 	starters      = 10
 )
 
-// phase1 is the population of the manual sweeps on the H200. The constants come from the calibrated simulator's trace:
-// starters N(3500, 150), answers N(515, 0.69 · 515), and the mean prompt.
+// phase1 is the population of the manual sweeps on the H200. The constants come from the calibrated simulator's trace.
+// Starters have a normal distribution with mean 3,500 and standard deviation 150, and answers with 515 and 0.69 · 515.
+// The mean prompt also comes from there.
 const (
 	phase1StarterMean = 3500.0
 	phase1StarterSD   = 150.0
@@ -26,15 +27,15 @@ const (
 	phase1OutputMin   = 114.0
 	phase1OutputMax   = 1280.0
 
-	// deltaCV is the coefficient of variation of the tokens that one turn adds. In phase1 each conversation also has a
-	// factor with half that variation.
+	// deltaCV is the coefficient of variation of the tokens that one turn adds. In phase1 the tokens of each conversation
+	// are also multiplied by a factor with half that variation.
 	deltaCV = 0.4063
 )
 
-// production is the population on the production dashboard: prompts with p50 5,900 and p95 12,700 tokens, answers with p50
-// 978 and p95 1,720. The description of the load gives 3,500 to 4,000 tokens for the excerpts. The growth per turn and the
-// spread between conversations are fitted to the two quantiles of the prompts. The caps limit requests to 16,384 tokens,
-// the max-model-len in production.
+// production is the population on the production dashboard: prompts with p50 5,900 and p95 12,700 tokens, answers with
+// p50 978 and p95 1,720. The description of this load gives 3,500 to 4,000 tokens for the excerpts. The growth per turn
+// and the spread between conversations are fitted to the two quantiles of the prompts. The maxima keep requests within
+// 16,384 tokens, the max-model-len in production.
 const (
 	productionStarterMean = 3750.0
 	productionStarterSD   = 150.0
@@ -56,7 +57,7 @@ type talk struct {
 	outputs [turns]int
 }
 
-// openPhase1 draws the 300 requests. Their mean prompt is exactly 5,806 tokens.
+// openPhase1 draws the 300 requests of kind phase1. Their mean prompt is exactly 5,806 tokens.
 func openPhase1(spec Spec, seed uint64) Source {
 	r := chance(seed, starterDraws, 0, 0)
 	begin := drawStarters(r, spec.VocabSize, func() float64 {
@@ -88,7 +89,7 @@ func phase1Outputs(r *rand.Rand, n int) []int {
 	}
 	lengths, carry := make([]int, n), 0.0
 	for i, x := range draws {
-		// Carrying the rounding error over keeps the mean exact.
+		// The rounding error is carried over to the next length, so the mean stays exact.
 		carry += x * phase1OutputMean * float64(n) / sum
 		lengths[i] = int(math.Round(carry))
 		carry -= float64(lengths[i])
@@ -97,7 +98,7 @@ func phase1Outputs(r *rand.Rand, n int) []int {
 }
 
 // scaleToMean makes the mean prompt over all turns exactly mean tokens. It scales and rounds the tokens that turns add.
-// Then it spreads the rounding error over last turns, because each of those changes only one prompt.
+// Then it spreads the rounding error over the last turns of conversations, because a last turn changes only one prompt.
 func scaleToMean(talks []talk, begin [][]int32, mean int) {
 	rest, added := mean*turns*len(talks), 0.0
 	for i := range talks {
@@ -127,7 +128,7 @@ func scaleToMean(talks []talk, begin [][]int32, mean int) {
 	}
 }
 
-// openProduction returns the endless stream of conversations. All epochs share ten starters.
+// openProduction returns the endless stream of conversations of kind production. All epochs share ten starters.
 func openProduction(spec Spec, seed uint64) Source {
 	r := chance(seed, starterDraws, 1, 0)
 	begin := drawStarters(r, spec.VocabSize, func() float64 {
@@ -170,7 +171,7 @@ func productionTalk(r *rand.Rand, starter, starterTokens int) talk {
 	return t
 }
 
-// drawStarters draws the token ids of the starters; length draws the length of each.
+// drawStarters draws the token ids of the starters. The function length draws how many tokens a starter has.
 func drawStarters(r *rand.Rand, vocabSize int, length func() float64) [][]int32 {
 	begin := make([][]int32, starters)
 	for i := range begin {
@@ -180,8 +181,8 @@ func drawStarters(r *rand.Rand, vocabSize int, length func() float64) [][]int32 
 	return begin
 }
 
-// requestsOf turns lengths into requests, conversation by conversation. All turns of a conversation share one array of ids, so
-// turn t is exactly a prefix of turn t+1.
+// requestsOf turns lengths into requests, conversation by conversation. All turns of a conversation share one array of
+// ids. So the prompt of turn t is exactly a prefix of that of turn t+1.
 func requestsOf(r *rand.Rand, talks []talk, begin [][]int32, vocabSize int) []Request {
 	requests := make([]Request, 0, len(talks)*turns)
 	for c, t := range talks {

@@ -68,7 +68,8 @@ func TestPhase1HasTheDocumentedMeansForEverySeed(t *testing.T) {
 	}
 }
 
-// The calibrated trace is one draw of the same population, so quantiles over many draws must lie near its own.
+// The calibrated trace is one draw of the same population. So the quantiles over many draws must lie near the quantiles
+// of that trace.
 func TestPhase1HasTheQuantilesOfTheCalibratedTrace(t *testing.T) {
 	f, err := os.Open("testdata/trace_h200.csv")
 	if err != nil {

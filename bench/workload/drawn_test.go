@@ -30,8 +30,8 @@ func TestPrefixRepetitionHasVLLMsShape(t *testing.T) {
 	}
 }
 
-// hits returns the hit rate of a large cache with blocks of 16 tokens, as a share of prompt tokens. The first n requests
-// only fill the cache.
+// hits returns the hit rate of a large prefix cache with blocks of 16 tokens: the share of prompt tokens found in it.
+// The first n requests only fill the cache.
 func hits(source Source, n int) float64 {
 	const block = 16
 	known := make(map[[block]int32]bool)
@@ -66,7 +66,7 @@ func TestSharedPrefixesHaveTheirHitRate(t *testing.T) {
 	}
 	for _, test := range tests {
 		test.spec.Kind = "shared-prefix"
-		if got := hits(open(t, test.spec, 3), 100); math.Abs(got-test.want) > 0.015 { // a block is lost to rounding
+		if got := hits(open(t, test.spec, 3), 100); math.Abs(got-test.want) > 0.015 { // only whole blocks hit, so a part of a block is lost
 			t.Errorf("%s: %.3f of the prompt tokens hit, want %.2f", test.name, got, test.want)
 		}
 	}

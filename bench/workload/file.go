@@ -11,7 +11,7 @@ import (
 	"vllmtuner/foreign"
 )
 
-// openFile reads a file of requests without times. The seed chooses as many as the spec wants.
+// openFile reads a file of requests without times. The seed decides which of them are used if the spec wants only some.
 func openFile(spec Spec, seed uint64, read func(io.Reader, Spec, *badRows) ([]Request, error)) (Source, error) {
 	bad := badRows{skip: spec.SkipBadRows}
 	var requests []Request
@@ -30,7 +30,8 @@ func openFile(spec Spec, seed uint64, read func(io.Reader, Spec, *badRows) ([]Re
 	return source, nil
 }
 
-// choose returns as many elements as the spec wants, chosen by the seed.
+// choose returns as many elements as the spec wants, chosen at random with the seed. Without a number in the spec it
+// returns all.
 func choose[T any](all []T, spec Spec, seed uint64) ([]T, error) {
 	if err := spec.checkRequests(len(all)); err != nil {
 		return nil, err
@@ -57,7 +58,7 @@ func (s Spec) titleOf(n int, notes ...string) string {
 	return s.title(s.Kind+" "+filepath.Base(s.Path), append([]string{fmt.Sprintf("%d requests", n)}, notes...)...)
 }
 
-// withFile opens the spec's file for read. Errors of read get the path as prefix.
+// withFile opens a file and passes it to read. An error of read gets the path as prefix.
 func withFile(path string, read func(io.Reader) error) error {
 	f, err := foreign.Open(path)
 	if err != nil {
@@ -70,9 +71,9 @@ func withFile(path string, read func(io.Reader) error) error {
 	return nil
 }
 
-// readJSONL reads the custom data set of vllm bench serve: one JSON object a line with output_tokens and with prompt,
-// messages or both. Endpoint chat uses messages and completions uses prompt, so one file serves both endpoints and vllm
-// bench serve.
+// readJSONL reads the custom data set of vllm bench serve: one JSON object on each line, with output_tokens and with
+// prompt, messages or both. Endpoint chat uses messages if there are any, and completions uses prompt. So the same file
+// serves both endpoints and vllm bench serve.
 func readJSONL(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 	return readLines(from, bad, func(text []byte) (Request, error) { return parseLine(text, spec) })
 }
@@ -126,7 +127,7 @@ func (r *Request) ask(prompt string, messages []Message, endpoint string) error 
 	return nil
 }
 
-// checkLength returns an error unless n is a possible number of tokens.
+// checkLength returns an error if n is not a possible number of tokens: at least lowest and at most MaxLength.
 func checkLength(field string, n, lowest int) error {
 	if n < lowest || n > MaxLength {
 		return fmt.Errorf("%s is %d, must be at least %d and at most %d", field, n, lowest, MaxLength)
@@ -134,7 +135,7 @@ func checkLength(field string, n, lowest int) error {
 	return nil
 }
 
-// explain rewrites an error of encoding/json in terms of the file.
+// explain turns an error of encoding/json into a message about the file.
 func explain(err error) error {
 	if errors.Is(err, errTooLong) {
 		return err

@@ -9,7 +9,7 @@ import (
 
 const examples = "../../docs/examples/data/"
 
-// write writes a file for a test.
+// write writes a text to a temporary file and returns the path.
 func write(t *testing.T, text string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "data.txt")
@@ -128,7 +128,7 @@ func TestShareGPTPrunesAsVLLMDoesByTheEstimate(t *testing.T) {
 		name           string
 		prompt, answer string
 		override       int
-		want           int // output tokens; 0 means dropped
+		want           int // output tokens; 0 means that the entry is dropped
 	}{
 		{"an ordinary one is kept with its answer's length", text(10), text(20), 0, 20},
 		{"a part of a token counts as one", text(10), text(20) + "a", 0, 21},
@@ -150,7 +150,8 @@ func TestShareGPTPrunesAsVLLMDoesByTheEstimate(t *testing.T) {
 	}
 }
 
-// check verifies that a reader returned an error, or at least one request and only requests for its endpoint.
+// check verifies the result of a reader. It must be an error, or at least one request and only requests that fit the
+// endpoint.
 func check(t *testing.T, requests []Request, err error, endpoint string) {
 	t.Helper()
 	if (err == nil) != (len(requests) > 0) {

@@ -15,7 +15,8 @@ import (
 // Layouts are the known layouts of trace files.
 var Layouts = []string{"burstgpt", "azure", "mooncake"}
 
-// columns are the columns of the CSV layouts: time, tokens of the prompt, tokens of the answer. Others are ignored.
+// columns are the columns that each CSV layout needs: time, tokens of the prompt, tokens of the answer. Other columns
+// are ignored.
 //   - burstgpt: github.com/HPMLL/BurstGPT. Times are in seconds. The third release has two more columns.
 //   - azure: github.com/Azure/AzurePublicDataset, AzureLLMInferenceDataset2023.md and 2024. Times are dates.
 var columns = map[string][3]string{
@@ -23,8 +24,9 @@ var columns = map[string][3]string{
 	"azure":    {"timestamp", "contexttokens", "generatedtokens"},
 }
 
-// blockTokens is the number of tokens in one block of Mooncake's hash_ids (github.com/kvcache-ai/Mooncake, traces of the
-// FAST'25 paper). Blocks with equal ids have equal tokens, and so do all blocks before them.
+// blockTokens is the number of tokens in one block of Mooncake's hash_ids (github.com/kvcache-ai/Mooncake, traces of
+// the FAST'25 paper). If two blocks have equal ids, their tokens are equal, and so are the tokens of all blocks before
+// them.
 const blockTokens = 512
 
 // A traced reads traces that record no texts, only lengths.
@@ -77,8 +79,8 @@ func (t *traced) read(from io.Reader, bad *badRows) error {
 	return err
 }
 
-// take reads one row. It leaves out a row without a prompt or an answer; in BurstGPT an answer of 0 tokens means that the
-// request failed.
+// take reads one row. It leaves out a row without a prompt or an answer. In BurstGPT an answer of 0 tokens means that
+// the request failed.
 func (t *traced) take(text []byte, parse func([]byte) (recordedRow, error)) error {
 	row, err := parse(text)
 	if err != nil {
@@ -96,7 +98,7 @@ func (t *traced) take(text []byte, parse func([]byte) (recordedRow, error)) erro
 	return nil
 }
 
-// recognise finds the layout by the first line and checks it against the layout in the spec.
+// recognise finds the layout from the first line of the file and checks it against the layout in the spec.
 func (t *traced) recognise(head string) error {
 	t.layout = t.spec.Layout
 	if strings.HasPrefix(head, "{") {
@@ -129,7 +131,7 @@ func (t *traced) recognise(head string) error {
 	return fmt.Errorf("is not the head of a known trace (%s): it needs the columns Timestamp,Request tokens,Response tokens or TIMESTAMP,ContextTokens,GeneratedTokens, or a JSON object on each line", Or(Layouts))
 }
 
-// find sets the indexes of the wanted columns, or returns one that is missing.
+// find sets the indexes of the wanted columns. If one is missing, it returns the name of that column.
 func (t *traced) find(names []string, wanted [3]string) (missing string) {
 	for i, want := range wanted {
 		if t.column[i] = slices.Index(names, want); t.column[i] < 0 {
@@ -139,7 +141,7 @@ func (t *traced) find(names []string, wanted [3]string) (missing string) {
 	return ""
 }
 
-// parseCSV reads a row of a CSV trace. No value in these traces has a comma, so quotes need no parser.
+// parseCSV reads a row of a CSV trace. No value in these traces has a comma, so splitting at commas is enough.
 func (t *traced) parseCSV(text []byte) (row recordedRow, err error) {
 	values := strings.Split(string(text), ",")
 	if last := slices.Max(t.column[:]); len(values) <= last {
@@ -184,7 +186,7 @@ func sinceEpoch(at time.Time) (time.Duration, error) {
 	return d, nil
 }
 
-// count reads a number of tokens. Some copies of the traces write it as 17.0.
+// count reads a number of tokens. Some copies of the traces write 17 as 17.0.
 func count(column, text string) (int, error) {
 	n, err := strconv.ParseFloat(text, 64)
 	if err != nil || n != math.Trunc(n) || math.Abs(n) > math.MaxInt32 {
@@ -231,8 +233,8 @@ func parseMooncake(text []byte) (row recordedRow, err error) {
 	return row, nil
 }
 
-// draw draws the prompt when it is needed, because all prompts of a trace do not fit in memory. Equal hash ids give
-// equal tokens, also in a last block that is shorter. Without hash ids no two prompts share anything.
+// draw draws the prompt only when it is needed, because all prompts of a trace together do not fit in memory. Equal
+// hash ids give equal tokens, even if the last block is shorter. Without hash ids no two prompts share anything.
 func (r recordedRow) draw(seed uint64, number, vocab int) *Request {
 	ids := make([]int32, r.PromptTokens)
 	if r.blocks == nil {

@@ -8,10 +8,12 @@ import (
 	"time"
 )
 
-// thinkCV is the coefficient of variation of think times. The standard deviation of people's pauses is about their mean.
+// thinkCV is the coefficient of variation of think times. It is 1 because the standard deviation of people's pauses is
+// about their mean.
 const thinkCV = 1
 
-// live is a source of conversations that go on with the server's real answers. Its requests are first turns.
+// live is a source of conversations that go on with the server's real answers. Its method Request returns first turns
+// only.
 type live struct {
 	population
 	talks []liveTalk
@@ -21,18 +23,18 @@ type live struct {
 // A liveTalk is the user's part of one conversation.
 type liveTalk []liveTurn
 
-// A liveTurn is what the user says before the server answers.
+// A liveTurn is what the user says before the server answers once.
 type liveTurn struct {
 	messages []Message
-	output   int // tokens to ask for
+	output   int // number of tokens to ask for
 }
 
 // OpenLive returns conversations in which turn t+1 follows the real answer to turn t. The think time between them has a
 // lognormal distribution with the given mean. The conversations come from kind sharegpt, jsonl or capture at endpoint
-// chat. A recorded answer only gives the length of the real one. Request returns first turns: a Plan's rate is in
-// conversations per second, and a Loop keeps conversations in flight.
+// chat. A recorded answer only gives the length of the real one. Request returns first turns only. So the rate of a
+// Plan is in conversations per second, and a Loop keeps a number of conversations in flight.
 //
-// Under overload such a load slows itself down, so its figures cannot compare a server's flags.
+// Under overload such a load slows itself down. So its figures cannot be used to compare flags of a server.
 func OpenLive(spec Spec, think time.Duration, seed uint64) (Source, error) {
 	spec, err := spec.checked()
 	switch {
@@ -62,7 +64,7 @@ func OpenLive(spec Spec, think time.Duration, seed uint64) (Source, error) {
 	return l, nil
 }
 
-// Longest returns 0, for unknown: prompts grow with the real answers.
+// Longest returns 0, which means unknown, because prompts grow with the real answers.
 func (l *live) Longest() int { return 0 }
 
 func (l *live) Request(stream Stream, i int) *Request {
@@ -70,7 +72,7 @@ func (l *live) Request(stream Stream, i int) *Request {
 	return l.salted(s.turn(0, s.talk[0].messages), stream, i)
 }
 
-// A session is one run of a conversation.
+// A session is one conversation that is being held. A finite source may hold the same recorded conversation again.
 type session struct {
 	*live
 	stream Stream
@@ -78,7 +80,7 @@ type session struct {
 	talk   liveTalk
 }
 
-// turn returns the request of turn t, from 0. said is the conversation up to and including that turn.
+// turn returns the request of turn t, counted from 0. said is the conversation up to and including that turn.
 func (s session) turn(t int, said []Message) *Request {
 	r := &Request{Messages: said, OutputTokens: s.talk[t].output, Conversation: s.number, Turn: t + 1}
 	if t+1 < len(s.talk) {
@@ -90,7 +92,8 @@ func (s session) turn(t int, said []Message) *Request {
 	return r
 }
 
-// maxTurns is the limit on turns in a conversation. It gives each turn a separate draw of its think time.
+// maxTurns is the limit on the turns of a conversation. Because of the limit, every turn of every session has its own
+// number and so its own draw of the think time.
 const maxTurns = 1 << 16
 
 func (s session) thinkTime(t int) time.Duration {
@@ -98,7 +101,7 @@ func (s session) thinkTime(t int) time.Duration {
 	return time.Duration(float64(s.think) * lognormal(draw, thinkCV))
 }
 
-// readTalks reads the conversations of a file, including those with one turn.
+// readTalks reads the conversations of a file, even those with only one turn.
 func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 	var talks []liveTalk
 	var err error
@@ -138,9 +141,9 @@ func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 	return talks, nil
 }
 
-// newTalk splits a recorded conversation into turns, each with the messages before an answer. It estimates the length of a
-// recorded answer from its text. If the conversation ends with the user, last is the length of the missing answer; 0
-// leaves that turn out.
+// newTalk splits a recorded conversation into turns. Each turn has the messages before an answer. The length of a
+// recorded answer is estimated from its text. If the conversation ends with the user, last is the length of the missing
+// answer; 0 leaves that turn out. An override above 0 replaces all lengths.
 func newTalk(messages []Message, last, override int) (liveTalk, error) {
 	var talk liveTalk
 	var said []Message
@@ -149,7 +152,7 @@ func newTalk(messages []Message, last, override int) (liveTalk, error) {
 			said = append(said, m)
 			continue
 		}
-		if len(said) > 0 { // otherwise the server spoke first, or twice
+		if len(said) > 0 { // otherwise the server spoke first or twice, and nothing was asked
 			talk = append(talk, liveTurn{said, max(1, estimate(m.Content))})
 		}
 		said = nil
@@ -171,8 +174,8 @@ func newTalk(messages []Message, last, override int) (liveTalk, error) {
 	return talk, nil
 }
 
-// messages returns the conversation of an entry. It returns none if no user's turn has an answer, as in the second half of
-// a conversation that was cut in two.
+// messages returns the conversation of an entry. It returns none if no user's turn has an answer. That happens in the
+// second half of a conversation that was cut in two.
 func (e shareGPTEntry) messages() ([]Message, error) {
 	roles := map[string]string{
 		"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",

@@ -27,7 +27,8 @@ func openLive(t *testing.T, spec Spec, think time.Duration, text string) (*live,
 	return source.(*live), nil
 }
 
-// hold plays the conversation that begins with a request. The answer to turn 1 is A1, and so on.
+// hold plays the conversation that begins with a request. It gives turn 1 the answer A1, turn 2 the answer A2, and so
+// on.
 func hold(r *Request) (turns []string, lengths []int, thinks []time.Duration) {
 	for {
 		turns = append(turns, fmt.Sprint(r.Messages))

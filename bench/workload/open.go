@@ -8,32 +8,33 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Spec names a population of requests as a study file does. Settings says which kinds use which fields. Other fields
-// must be zero, so that a setting without effect is an error and not a surprise.
+// A Spec names a population of requests as a study file does. Settings says which kinds use which fields. The other
+// fields must be zero. So a setting without effect is an error and not a surprise.
 type Spec struct {
 	Kind     string // one of Kinds
 	Path     string // path of the file
-	Endpoint string // "completions" (also when empty) or "chat"; token ids need completions
+	Endpoint string // "completions" (also when empty) or "chat"; kinds with token ids need completions
 
 	InputTokens  int // mean prompt length, without the prefix of kind random; 0 means 1024, as in vllm bench serve
-	OutputTokens int // mean answer length, 0 means 128; for files the length of every answer, 0 means the file's own
-	PrefixTokens int // shared prefix: of all prompts of kind random (0 means none), or of a group of prefix-repetition (0 means 256)
+	OutputTokens int // mean answer length, 0 means 128; for a file the length of every answer, 0 means the file's own lengths
+	PrefixTokens int // tokens of the shared prefix; kind random: of all prompts, 0 means none; prefix-repetition: of each group, 0 means 256
 	SuffixTokens int // tokens after the prefix in prefix-repetition; 0 means 256
-	Prefixes     int // different prefixes in prefix-repetition; 0 means 10
+	Prefixes     int // number of different prefixes in prefix-repetition; 0 means 10
 
-	HitPercent float64 // percentage of a prompt that shared-prefix shares, in (0, 100): auto_tune.sh's MIN_CACHE_HIT_PCT
-	Groups     int     // groups in shared-prefix, each with its own prefix; 0 means 1
+	HitPercent float64 // in kind shared-prefix: percentage of a prompt that is shared, in (0, 100); auto_tune.sh's MIN_CACHE_HIT_PCT
+	Groups     int     // number of groups in shared-prefix, each with its own prefix; 0 means 1
 
-	// Range ratios r spread lengths uniformly over [floor(L(1-r)), ceil(L(1+r))], with r in [0, 1). RangeRatio applies to
-	// prompts and answers; the other two apply to one of them. RangeRatio excludes the others.
+	// A range ratio r spreads lengths uniformly over [floor(L(1-r)), ceil(L(1+r))], where L is the mean and r is in [0,
+	// 1). RangeRatio applies to prompts and answers, and the other two ratios apply to one of them. RangeRatio cannot be
+	// combined with the other two.
 	RangeRatio, InputRangeRatio, OutputRangeRatio float64
 
 	Requests  int // number of different requests; 0 means a whole file, or endless random requests
-	VocabSize int // token ids stay below it; 0 means 32,000
+	VocabSize int // all token ids are smaller; 0 means 32,000
 
-	Layout      string // layout of a trace, one of Layouts; "" means by the head of the file
+	Layout      string // layout of a trace, one of Layouts; "" means that the first line of the file shows it
 	SkipBadRows bool   // count and leave out unreadable rows instead of returning an error
-	Repeat      string // at the end of a finite population: "" starts again, or Salt, or ErrorEnded
+	Repeat      string // when a finite population ends: "" starts again; or Salt, or ErrorEnded
 	Output      string // "" pins the length of each answer; Natural lets the model end it
 }
 
@@ -41,7 +42,7 @@ type Spec struct {
 // another flag, or on another day, the work is different.
 const Natural = "natural"
 
-// Kinds are the known populations.
+// Kinds are the kinds of population that Open knows.
 var Kinds = []string{"phase1", "production", "sharegpt", "jsonl", "random", "prefix-repetition", "shared-prefix", "trace", "capture"}
 
 var (
@@ -50,8 +51,8 @@ var (
 	countKinds = slices.Concat(fileKinds, drawnKinds)
 )
 
-// Settings lists the kinds that use a setting, by the setting's name in a study file. All kinds use the settings that are
-// not listed.
+// Settings maps the name of a setting in a study file to the kinds that use it. All kinds use the settings that are not
+// listed.
 var Settings = map[string][]string{
 	"path": fileKinds, "layout": {"trace"}, "skip_bad_rows": fileKinds,
 	"input_tokens": {"random", "shared-prefix"}, "output_tokens": countKinds, "range_ratio": {"random", "shared-prefix"},
@@ -69,8 +70,8 @@ const (
 // ChatKinds are the kinds that work with the endpoint Chat. The others send token ids.
 var ChatKinds = []string{"sharegpt", "jsonl", "capture"}
 
-// Open returns the population that a spec names, drawn with the seed. Errors name the file and the line, and say what to
-// do.
+// Open returns the population that a spec names, drawn with the seed. Its errors name the file and the line, and say
+// what to do.
 func Open(spec Spec, seed uint64) (Source, error) {
 	spec, err := spec.checked()
 	if err != nil {
@@ -111,7 +112,7 @@ func (s Spec) checked() (Spec, error) {
 	return s, nil
 }
 
-// checkWords returns an error for an unknown word.
+// checkWords returns an error if a setting has an unknown word.
 func (s Spec) checkWords() error {
 	for _, word := range []struct {
 		what, written string
@@ -130,7 +131,7 @@ func (s Spec) checkWords() error {
 	return nil
 }
 
-// given returns the settings that are not zero, by their names in a study file.
+// given tells for each setting, by its name in a study file, whether it is not zero.
 func (s Spec) given() map[string]bool {
 	return map[string]bool{
 		"path": s.Path != "", "layout": s.Layout != "", "skip_bad_rows": s.SkipBadRows,
@@ -141,7 +142,7 @@ func (s Spec) given() map[string]bool {
 	}
 }
 
-// checkUse returns an error for a setting without effect or a missing setting.
+// checkUse returns an error if a setting has no effect or a necessary setting is missing.
 func (s Spec) checkUse() error {
 	given := s.given()
 	for _, name := range sorted(Settings) {
@@ -162,8 +163,8 @@ func (s Spec) checkUse() error {
 	return nil
 }
 
-// MaxLength is the limit on the tokens of a prompt or an answer, and on the numbers of requests and prefixes. No server is
-// meant for more.
+// MaxLength is the limit on the tokens of a prompt or an answer, and on the numbers of requests and prefixes. No server
+// is made for more.
 const MaxLength = 10_000_000
 
 func (s Spec) checkNumbers() error {

@@ -7,7 +7,8 @@ import (
 	"math/rand/v2"
 )
 
-// The lengths of vllm bench serve's random and prefix_repetition data sets (vllm/benchmarks/datasets, 0.14.1 and 0.33).
+// The default lengths of vllm bench serve's random and prefix_repetition data sets, and the default number of prefixes
+// (vllm/benchmarks/datasets, 0.14.1 and 0.33).
 const (
 	defaultInputTokens  = 1024
 	defaultOutputTokens = 128
@@ -16,19 +17,19 @@ const (
 	defaultPrefixes     = 10
 )
 
-// randomEpoch is how many random requests are drawn at once. More would take much memory with long prompts; fewer would be
-// redrawn too often.
+// randomEpoch is how many random requests are drawn at once. A larger epoch would take much memory with long prompts. A
+// smaller one would be drawn again too often.
 const randomEpoch = 64
 
-// A shape describes requests of random token ids. Each has one of the prefixes and then its own ids. Each id is drawn
-// independently; vllm bench serve sends runs of consecutive ids.
+// A shape describes requests of random token ids. Each request begins with one of the prefixes. Its own ids follow.
+// Each id is drawn independently. vllm bench serve sends runs of consecutive ids instead.
 type shape struct {
 	seed     uint64
 	vocab    int
 	prefixes int // number of different prefixes
 	prefix   int // tokens of a prefix
 
-	own, answer             int // mean tokens after the prefix, and of the answer
+	own, answer             int // mean tokens after the prefix, and mean tokens of the answer
 	ownSpread, answerSpread float64
 }
 
@@ -54,7 +55,7 @@ func (s Spec) shape(seed uint64) (shape, string) {
 	d := shape{
 		seed: seed, vocab: s.VocabSize, prefixes: 1, prefix: s.PrefixTokens,
 		own: cmp.Or(s.InputTokens, defaultInputTokens), answer: cmp.Or(s.OutputTokens, defaultOutputTokens),
-		ownSpread: s.RangeRatio + s.InputRangeRatio, answerSpread: s.RangeRatio + s.OutputRangeRatio, // one of two is zero
+		ownSpread: s.RangeRatio + s.InputRangeRatio, answerSpread: s.RangeRatio + s.OutputRangeRatio, // in each sum at least one ratio is zero
 	}
 	name := fmt.Sprintf("%s %d/%d", s.Kind, d.own, d.answer)
 	switch s.Kind {
@@ -67,7 +68,7 @@ func (s Spec) shape(seed uint64) (shape, string) {
 		d.prefix, d.own = cmp.Or(s.PrefixTokens, defaultPrefixTokens), cmp.Or(s.SuffixTokens, defaultSuffixTokens)
 		name = fmt.Sprintf("prefix-repetition %d × %d+%d/%d", d.prefixes, d.prefix, d.own, d.answer)
 	case "shared-prefix":
-		// As in auto_tune.sh: prefix = INPUT_LEN * MIN_CACHE_HIT_PCT / 100, in whole tokens (0.14.1 and 0.33).
+		// The prefix is computed as in auto_tune.sh: INPUT_LEN * MIN_CACHE_HIT_PCT / 100, in whole tokens (0.14.1 and 0.33).
 		d.prefixes = cmp.Or(s.Groups, 1)
 		d.prefix = min(int(float64(d.own)*s.HitPercent/100), d.own-1)
 		d.own -= d.prefix
@@ -82,8 +83,8 @@ func (s Spec) shape(seed uint64) (shape, string) {
 	return d, name
 }
 
-// requests draws n requests. With inTurn they use the prefixes one after the other, because vllm bench serve uses each
-// equally often. Otherwise each request draws its prefix.
+// requests draws n requests. If inTurn is true, they use the prefixes one after the other, because vllm bench serve
+// uses each prefix equally often. Otherwise each request draws its prefix.
 func (s shape) requests(r *rand.Rand, n int, inTurn bool) []Request {
 	requests := make([]Request, n)
 	for i := range requests {
@@ -106,8 +107,8 @@ func uniform(r *rand.Rand, length int, ratio float64) int {
 	return low + r.IntN(high-low+1)
 }
 
-// spread returns the smallest and the largest length, as in vllm bench serve's random data set
-// (vllm/benchmarks/datasets.py, 0.14.1).
+// spread returns the smallest and the largest length for a mean length and a range ratio. It follows vllm bench serve's
+// random data set (vllm/benchmarks/datasets.py, 0.14.1).
 func spread(length int, ratio float64) (low, high int) {
 	low = int(math.Floor(float64(length) * (1 - ratio)))
 	high = int(math.Ceil(float64(length) * (1 + ratio)))

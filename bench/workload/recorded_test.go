@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// openText opens a spec whose file has the given text. With timed, it opens the file as a trace with times.
+// openText opens a spec whose file has the given text. If timed is true, it opens the file as a trace with times.
 func openText(t *testing.T, spec Spec, text string, timed bool) (*Trace, error) {
 	t.Helper()
 	spec.Path = write(t, text)
@@ -22,7 +22,7 @@ func openText(t *testing.T, spec Spec, text string, timed bool) (*Trace, error) 
 	return &Trace{source: source.(*finite)}, nil
 }
 
-// recorded returns the rows of a trace as text: seconds prompt/answer.
+// recorded returns the rows of a trace as text. A row is "seconds prompt/answer", with lengths in tokens.
 func recorded(trace *Trace) string {
 	var rows []string
 	for i := range trace.Len() {
@@ -108,11 +108,11 @@ func TestBlocksOfATraceShareTheirTokens(t *testing.T) {
 		return n
 	}
 	for _, test := range []struct{ a, b, want int }{
-		{0, 1, 512},     // [0 1 2 3] and [0 4 5]
-		{0, 2, 3 * 512}, // [0 1 2 6 7]
-		{2, 4, 4 * 512}, // [0 1 2 6 9 10]
-		{0, 3, 0},       // [8]
-		{1, 5, 2 * 512}, // [0 4], cut off at 1,024 tokens
+		{0, 1, 512},     // hash ids [0 1 2 3] and [0 4 5]
+		{0, 2, 3 * 512}, // hash ids [0 1 2 3] and [0 1 2 6 7]
+		{2, 4, 4 * 512}, // hash ids [0 1 2 6 7] and [0 1 2 6 9 10]
+		{0, 3, 0},       // hash ids [0 1 2 3] and [8]
+		{1, 5, 2 * 512}, // hash ids [0 4 5] and [0 4], cut off at 1,024 tokens
 	} {
 		if got := shared(test.a, test.b); got != test.want {
 			t.Errorf("requests %d and %d share %d tokens, want %d", test.a, test.b, got, test.want)
@@ -236,7 +236,8 @@ func TestBadRowsAreCounted(t *testing.T) {
 	}
 }
 
-// The bound is for a quadratic reader: ShareGPT's own file is as large, and takes 1 s without the race detector.
+// The time limit catches a reader with quadratic cost. ShareGPT's own file is as large as this one, and takes 1 s
+// without the race detector.
 func TestALargeFileOpensSoon(t *testing.T) {
 	if testing.Short() {
 		t.Skip("-short: a file of 50 MB")

@@ -2,18 +2,20 @@ package workload
 
 import "fmt"
 
-// The values of Spec.Repeat, for a run that needs more requests than there are different ones. By default the requests
-// repeat, which turns misses of the server's prefix cache into hits.
+// The values of Spec.Repeat. They matter for a run that needs more requests than there are different ones. By default
+// the requests repeat, which turns misses of the server's prefix cache into hits.
 const (
 	Salt       = "salt"  // prompts of each repetition begin with other tokens, so the cache does not have them
 	ErrorEnded = "error" // Enough returns an error
 )
 
-// saltTokens is how many tokens salt replaces. Four give 10^18 possibilities, so no first block occurs twice in the cache.
+// saltTokens is how many tokens at the start of a prompt the salt replaces. Four give 10^18 possibilities, so no first
+// block occurs twice in the cache.
 const saltTokens = 4
 
-// salted returns the i-th request of a stream, with the beginning of its repetition if repetitions are salted. All requests
-// of a repetition get the same beginning, so they still share as much with each other as before.
+// salted returns r, the i-th request of a stream. If repetitions are salted, each repetition gives its requests a new
+// beginning. All requests of one repetition get the same beginning, so they still share as much with each other as
+// before.
 func (p *population) salted(r *Request, stream Stream, i int) *Request {
 	if i < p.n || p.repeat != Salt {
 		return r
@@ -27,8 +29,8 @@ func (p *population) salted(r *Request, stream Stream, i int) *Request {
 	return b.of(r)
 }
 
-// Repeats returns how many of the first n requests of a stream are exact copies of earlier ones. The server's prefix cache
-// may have them. It is 0 for endless and for salted sources.
+// Repeats returns how many of the first n requests of a stream are exact copies of earlier ones. Copies may be in the
+// server's prefix cache. Repeats returns 0 for endless and for salted sources.
 func Repeats(source Source, n int) int {
 	if source.Len() == 0 || populationOf(source).repeat == Salt {
 		return 0
@@ -36,7 +38,7 @@ func Repeats(source Source, n int) int {
 	return max(0, n-source.Len())
 }
 
-// Enough returns an error if the source has fewer than n requests and must not repeat them.
+// Enough returns an error if the source has fewer than n requests and Spec.Repeat is ErrorEnded.
 func Enough(source Source, n int) error {
 	if populationOf(source).repeat != ErrorEnded || n <= source.Len() {
 		return nil

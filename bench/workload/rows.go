@@ -8,20 +8,20 @@ import (
 	"io"
 )
 
-// maxRow is the limit on a row of a file, in bytes. It is several times the text of the longest context of any model. It
-// keeps a file without line breaks from filling the memory.
+// maxRow is the limit on a row of a file, in bytes. It is several times the text of the longest context of any model.
+// Without a limit, a file without line breaks would fill the memory.
 const maxRow = 16 << 20
 
 var errTooLong = fmt.Errorf("is longer than %d MiB: no model takes such a long prompt", maxRow>>20)
 
-// badRows counts the rows that cannot be read and are left out. Without skip the first one is an error.
+// badRows counts the rows that cannot be read and are left out. If skip is false, the first bad row is an error.
 type badRows struct {
 	skip  bool
 	n     int
 	first error // error of the first row that was left out
 }
 
-// add counts a bad row. It returns an error that ends the reading unless bad rows are skipped.
+// add counts a bad row. If bad rows are not skipped, it returns an error that ends the reading.
 func (b *badRows) add(err error) error {
 	if !b.skip {
 		return fmt.Errorf("%w; or skip bad rows (skip_bad_rows, --skip-bad-rows)", err)
@@ -32,7 +32,7 @@ func (b *badRows) add(err error) error {
 	return nil
 }
 
-// note returns the note on bad rows for a source's name.
+// note returns a note for a source's name that counts the skipped rows, or "" if there are none.
 func (b *badRows) note() string {
 	if b.n == 0 {
 		return ""
@@ -56,7 +56,7 @@ func Skipped(source Source) (n int, first error) {
 
 var errEmpty = errors.New("the file is empty")
 
-// A lineReader reads a file with one row a line.
+// A lineReader reads a file with one row on each line.
 type lineReader struct {
 	in     *bufio.Reader
 	number int // number of the line that was read last, from 1
@@ -65,8 +65,8 @@ type lineReader struct {
 
 func newLineReader(in io.Reader) *lineReader { return &lineReader{in: bufio.NewReaderSize(in, 1<<16)} }
 
-// next returns the next line that is not blank, without white space around it. The line is valid until the next call. The
-// error is io.EOF at the end of the file, and errTooLong for a line that next has skipped.
+// next returns the next line that is not blank, without white space around it. The line is valid until the next call.
+// At the end of the file the error is io.EOF. If a line is too long, next skips it and returns errTooLong.
 func (l *lineReader) next() ([]byte, error) {
 	for {
 		l.number++
@@ -123,7 +123,7 @@ func (l *lineReader) each(bad *badRows, read func(text []byte) error) error {
 	}
 }
 
-// check counts the line that was read last as a bad row if err is not nil.
+// check counts the line that was read last as a bad row if err is an error.
 func (l *lineReader) check(bad *badRows, err error) error {
 	if err == nil {
 		return nil
@@ -150,7 +150,7 @@ func readLines[T any](from io.Reader, bad *badRows, parse func(text []byte) (T, 
 	return all, nil
 }
 
-// A bounded is an io.Reader with a limit on bytes. The caller resets left before each row.
+// A bounded is an io.Reader with a limit on bytes. The caller sets left again before each row.
 type bounded struct {
 	in   io.Reader
 	left int

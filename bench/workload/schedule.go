@@ -15,7 +15,7 @@ func (p Plan) rescaled() *clock {
 		c.next()
 	}
 	again := p.clock(WindowStream)
-	if c.unit > 0 { // otherwise all are due at once, as in vllm bench serve
+	if c.unit > 0 { // otherwise all gaps are zero and all requests are due at once, as in vllm bench serve
 		again.rate *= c.unit / float64(p.MinRequests)
 	}
 	return again
@@ -61,7 +61,7 @@ func (p Plan) Schedule() Schedule {
 	}
 }
 
-// forEver is more requests than any run sends.
+// forEver is a number of requests that no run reaches.
 const forEver = int(^uint(0) >> 1)
 
 // A part is a part of a schedule: n requests of a stream in one phase.
@@ -73,7 +73,7 @@ type part struct {
 	due    func() time.Duration // returns the due time of the next request
 }
 
-// send yields the parts of a schedule, one after the other.
+// send yields the requests of the parts, one part after the other.
 func send(yield func(Arrival) bool, source Source, parts ...part) {
 	for _, p := range parts {
 		for i := range p.n {

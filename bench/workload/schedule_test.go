@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// arrivals returns the arrivals of a schedule with the first n of its run-out.
+// arrivals returns the arrivals of a schedule, with only the first n of its run-out.
 func arrivals(schedule Schedule, n int) []Arrival {
 	var all []Arrival
 	for a := range schedule {

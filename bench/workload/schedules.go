@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// A Ramp is load whose rate rises or falls from request to request. All N requests are counted. A run-out at the last rate
-// goes on until the caller stops reading. The rates are as in vllm bench serve, without rescaled times
-// (_get_current_request_rate in vllm/benchmarks/serve.py, 0.14.1 and 0.33). vLLM has no run-out.
+// A Ramp is load whose rate rises or falls from request to request. All N requests are counted. A run-out at the last
+// rate goes on until the caller stops reading. The rates are as in vllm bench serve (_get_current_request_rate in
+// vllm/benchmarks/serve.py, 0.14.1 and 0.33), but times are not rescaled. vLLM has no run-out.
 type Ramp struct {
 	Source      Source
 	Seed        uint64  // seed of the arrivals
 	From, To    float64 // requests per second at the first and the last request, both > 0
-	Exponential bool    // the rate grows by a constant factor, not by a constant sum
+	Exponential bool    // the rate grows by a constant factor; otherwise it grows by a constant amount
 	N           int     // counted requests
 	Burstiness  float64 // as in Arrivals
 }
@@ -45,7 +45,7 @@ func (r Ramp) Counted() (n int, length time.Duration) {
 	return r.N, length
 }
 
-// due returns a function that returns the due times of the counted requests.
+// due returns a function. Each call of the function returns the due time of the next counted request.
 func (r Ramp) due() func() time.Duration {
 	gap, at, i := r.gaps(WindowStream), 0.0, 0
 	return func() time.Duration {
@@ -65,8 +65,8 @@ func (r Ramp) Schedule() Schedule {
 	}
 }
 
-// A Loop is load in a closed loop: each request is due as soon as one in flight has ended. The client decides how many are
-// in flight. With a live source (OpenLive), each conversation starts when another has ended.
+// A Loop is load in a closed loop: each request is due as soon as a request in flight has ended. The client decides how
+// many are in flight. With a live source (OpenLive), each conversation starts when another has ended.
 type Loop struct {
 	Source Source
 	LeadIn int // uncounted requests before the counted ones
@@ -82,12 +82,12 @@ func (l Loop) Schedule() Schedule {
 	}
 }
 
-// A Replay is load at exactly the times of recorded traffic, from its first request on. The requests after the N counted
-// ones are the run-out. The schedule ends with the trace.
+// A Replay is load at the times of recorded traffic, beginning with the first request. Speed may stretch or shrink all
+// times. The requests after the N counted ones are the run-out. The schedule ends with the trace.
 type Replay struct {
 	Trace  *Trace
 	Source Source  // the requests to send; nil means the requests of the trace, in its order
-	Speed  float64 // factor on the recorded speed; 0 means 1
+	Speed  float64 // how many times as fast as recorded; 0 means 1
 	N      int     // counted requests; 0 means all
 }
 
@@ -109,7 +109,7 @@ func (r Replay) Counted() (n int, length time.Duration) {
 	return n, r.due(n - 1)
 }
 
-// Schedule returns the arrivals.
+// Schedule returns the arrivals, first the counted ones and then the run-out.
 func (r Replay) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
 		n, _ := r.Counted()
@@ -131,7 +131,8 @@ func (r Replay) Schedule() Schedule {
 	}
 }
 
-// WithoutRunOut returns the schedule without its run-out, as in vllm bench serve. The last requests then see a falling load.
+// WithoutRunOut returns the schedule without its run-out, as in vllm bench serve. The last requests then run under a
+// falling load.
 func WithoutRunOut(schedule Schedule) Schedule {
 	return func(yield func(Arrival) bool) {
 		for a := range schedule {

@@ -39,7 +39,7 @@ func TestRescaledArrivalsEndAtNOverRate(t *testing.T) {
 			t.Errorf("%+v: Counted() = %d, %s, want 100 in 25 s", arrivals, n, length)
 		}
 		var all []Arrival
-		for a := range p.Schedule() { // a rescaled schedule ends by itself
+		for a := range p.Schedule() { // ends by itself, because a rescaled schedule has no run-out
 			all = append(all, a)
 		}
 		if len(all) != 100 || all[0].Phase != Window || all[99].Phase != Window || (all[99].Due-25*time.Second).Abs() > time.Microsecond {

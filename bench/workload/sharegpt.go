@@ -17,8 +17,8 @@ type shareGPTTurn struct {
 	Value string `json:"value"`
 }
 
-// readShareGPT reads a JSON array of conversations. As in vllm bench serve (vllm/benchmarks/datasets.py, 0.14.1 and 0.33),
-// the first turn is the prompt, and the second gives the length of the answer unless the spec does.
+// readShareGPT reads a JSON array of conversations. As in vllm bench serve (vllm/benchmarks/datasets.py, 0.14.1 and
+// 0.33), the first turn is the prompt. The second turn gives the length of the answer if the spec does not.
 func readShareGPT(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 	var requests []Request
 	n, err := eachShareGPT(from, bad, func(entry shareGPTEntry) error {
@@ -37,8 +37,9 @@ func readShareGPT(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 	return requests, nil
 }
 
-// eachShareGPT calls read with every readable entry and returns the number of entries, at least one. An entry with a
-// wrong type is a bad row, which can be skipped. A syntax error ends the reading, because the next entry cannot be found.
+// eachShareGPT calls read with every readable entry. It returns the number of entries, at least one. An entry with a
+// wrong type is a bad row, which can be skipped. A syntax error ends the reading, because the next entry cannot be
+// found.
 func eachShareGPT(from io.Reader, bad *badRows, read func(shareGPTEntry) error) (n int, err error) {
 	limited := &bounded{from, maxRow}
 	in := json.NewDecoder(limited)
@@ -85,12 +86,12 @@ const (
 	shareGPTTotalMax  = 2048
 )
 
-// bytesPerToken is the common estimate for English text and vocabularies of 32,000 and more.
+// bytesPerToken is the usual estimate for English text and vocabularies of 32,000 and more.
 const bytesPerToken = 4
 
 // request returns the entry's request, and whether to use it. vLLM drops entries by exact token counts. There is no
 // tokenizer here, so request estimates lengths at four bytes a token, and may decide differently near a limit. The same
-// estimate gives the length of the answer unless the spec does.
+// estimate gives the length of the answer if the spec does not.
 func (e shareGPTEntry) request(spec Spec) (Request, bool) {
 	if len(e.Conversations) < 2 {
 		return Request{}, false

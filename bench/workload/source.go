@@ -5,7 +5,7 @@ import (
 	"sync"
 )
 
-// A population is what all finite sources have.
+// A population has the fields that all finite sources need.
 type population struct {
 	*order
 	name   string
@@ -24,7 +24,7 @@ func (p *population) Len() int { return p.n }
 
 func (p *population) self() *population { return p }
 
-// populationOf returns the population of a source. It is empty for an endless source.
+// populationOf returns the population of a source. The result is empty for an endless source.
 func populationOf(source Source) *population {
 	if finite, ok := source.(interface{ self() *population }); ok {
 		return finite.self()
@@ -39,7 +39,7 @@ type finite struct {
 	longest int
 }
 
-// newFinite returns a source of one or more requests in memory.
+// newFinite returns a source of the given requests, which are in memory. There must be at least one.
 func newFinite(name string, spec Spec, seed uint64, requests []Request) *finite {
 	return &finite{newPopulation(name, spec, seed, len(requests)), func(i int) *Request { return &requests[i] }, longest(requests)}
 }
@@ -54,14 +54,14 @@ func (f *finite) Request(stream Stream, i int) *Request {
 type order struct {
 	seed     uint64
 	n        int
-	recorded bool // in the recorded order from a seeded start, in a cycle; otherwise shuffled
+	recorded bool // true: in the recorded order, in a cycle with a seeded start; false: shuffled
 
 	mu    sync.Mutex
 	perms map[Stream][]int
 }
 
-// index returns the index in the population of the stream's i-th request. Recorded traffic is not shuffled, because
-// neighbours belong together: the turns of a conversation find each other in the cache.
+// index returns the place in the population of the stream's i-th request. Recorded traffic is not shuffled, because
+// neighbours belong together: a turn of a conversation finds the earlier turns in the cache.
 func (o *order) index(stream Stream, i int) int {
 	if o.recorded {
 		return (chance(o.seed, shuffleDraws, stream, 0).IntN(o.n) + i%o.n) % o.n
@@ -76,7 +76,7 @@ func (o *order) index(stream Stream, i int) int {
 	return perm[i%o.n]
 }
 
-// longest returns the largest prompt plus output in tokens, or 0 if a prompt's length is unknown.
+// longest returns the largest sum of prompt and output tokens, or 0 if a prompt's length is unknown.
 func longest(requests []Request) int {
 	largest := 0
 	for i := range requests {
@@ -106,7 +106,7 @@ type endless struct {
 // An epoch is a part of a stream that is drawn at once.
 type epoch struct {
 	stream   Stream
-	number   int // from 0 within the stream
+	number   int // number of the epoch in its stream, from 0
 	requests []Request
 }
 

@@ -12,10 +12,11 @@ import (
 // A Trace is recorded traffic: requests and their times of arrival.
 type Trace struct {
 	source *finite
-	times  []time.Duration // ascending times since the first request, one for each request; nil if the record has none
+	times  []time.Duration // ascending times since the first request, one for each request; nil if the times were not read
 }
 
-// OpenTrace reads recorded traffic with its times: a spec of kind trace or capture. Every row needs a timestamp.
+// OpenTrace reads recorded traffic with its times. The spec must be of kind trace or capture. Every row needs a
+// timestamp.
 func OpenTrace(spec Spec, seed uint64) (*Trace, error) {
 	spec, err := spec.checked()
 	if err != nil {
@@ -27,7 +28,7 @@ func OpenTrace(spec Spec, seed uint64) (*Trace, error) {
 	return openRecorded(spec, seed, true)
 }
 
-// Name describes the trace as a Source.
+// Name returns a description of the trace for reports, like Source.Name.
 func (t *Trace) Name() string { return t.source.name }
 
 // Len returns how many requests the trace has, which is at least one.
@@ -36,7 +37,7 @@ func (t *Trace) Len() int { return t.source.Len() }
 // request returns the i-th request in the order of the trace.
 func (t *Trace) request(i int) *Request { return t.source.at(i) }
 
-// meanGap returns the mean gap between arrivals in nanoseconds, or 0 if there are none.
+// meanGap returns the mean gap between arrivals in nanoseconds, or 0 if there are no gaps.
 func (t *Trace) meanGap() float64 {
 	if len(t.times) < 2 {
 		return 0
@@ -44,15 +45,16 @@ func (t *Trace) meanGap() float64 {
 	return float64(t.times[len(t.times)-1]) / float64(len(t.times)-1)
 }
 
-// A recordedRow is one request of recorded traffic. The request has no prompt if the record has only its length.
+// A recordedRow is one request of recorded traffic. The request has no prompt if the record has only the prompt's
+// length.
 type recordedRow struct {
 	Request
-	at     time.Duration // when it arrived, on any clock
+	at     time.Duration // when it arrived; the zero of the clock does not matter
 	blocks []int64       // hash ids of the prompt; nil if the record does not say what prompts share
 }
 
-// openRecorded reads recorded traffic. Rows stay in the order of the file, or with timed in the order of their times. If
-// the spec wants fewer rows, it gets the first ones.
+// openRecorded reads recorded traffic. If timed is true, rows are sorted by their times. Otherwise they stay in the
+// order of the file. If the spec wants fewer rows, it gets the first ones.
 func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
 	bad := badRows{skip: spec.SkipBadRows}
 	var rows []recordedRow
@@ -95,11 +97,11 @@ func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
 
 var errNoTime = errors.New(`has no "timestamp", which arrivals need: add it, or do not use the times of the file`)
 
-// maxTime is the limit on a timestamp's distance from the zero of its clock. No record is further away, and the difference
-// of two such times fits a Duration.
+// maxTime is the largest distance of a timestamp from the zero of its clock. No record is further away, and the
+// difference of two such times fits a Duration.
 const maxTime = 140 * 365 * 24 * time.Hour
 
-// since converts seconds of any clock to a Duration.
+// since converts seconds on any clock to a Duration.
 func since(seconds float64) (time.Duration, error) {
 	if !(seconds >= -maxTime.Seconds() && seconds <= maxTime.Seconds()) {
 		return 0, fmt.Errorf("timestamp %g is too large for a number of seconds", seconds)

@@ -2,8 +2,8 @@ package workload
 
 import "time"
 
-// A Weigher computes the size of a request relative to the mean of its workload. If only the server can count a prompt's
-// tokens, it uses bytes.
+// A Weigher computes the size of a request relative to the mean of its workload. It measures prompts in bytes if only
+// the server can count their tokens.
 type Weigher struct {
 	prompts, answers []float64 // lengths of a sample of the workload
 	prompt, answer   float64   // their means
@@ -82,8 +82,8 @@ func (p Plan) LongRun(n int) []float64 {
 	return due
 }
 
-// Before returns the schedule cut off after its last counted arrival. It keeps a run-out of at most reach, and no longer
-// than the schedule before it.
+// Before returns the schedule up to its last counted arrival, and a short run-out. The run-out lasts at most reach, and
+// not longer than the schedule before it.
 func Before(s Schedule, reach time.Duration) Schedule {
 	return func(yield func(Arrival) bool) {
 		last := time.Duration(0)

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// A Request is one request to the server with its work pinned: the server must answer with exactly OutputTokens
-// tokens. Exactly one of Tokens, Text and Messages is set.
+// A Request is one request to the server. Its work is pinned: the server must answer with exactly OutputTokens tokens.
+// Exactly one of Tokens, Text and Messages is set.
 type Request struct {
 	Tokens   []int32   // prompt as token ids; shared between requests, never written to
 	Text     string    // prompt as plain text
@@ -19,12 +19,12 @@ type Request struct {
 	Conversation int // number of its conversation; -1 if it belongs to none
 	Turn         int // turn in its conversation, from 1; 0 if it belongs to none
 
-	// Next returns the next request of a live conversation, given the real answer to this one, and the think time before
-	// it. Next is nil if nothing follows.
+	// Next returns the next request of a live conversation, and the think time before it. answer is the real answer to
+	// this request. Next is nil if nothing follows.
 	Next func(answer string) (*Request, time.Duration)
 }
 
-// A Message is one message of a chat, under OpenAI's names.
+// A Message is one message of a chat, with OpenAI's names of the fields.
 type Message struct {
 	Role    string `json:"role"`
 	Content string `json:"content"`
@@ -34,21 +34,22 @@ type Message struct {
 // The same population, seed and stream always give the same sequence.
 type Stream uint64
 
-// The seeded streams of a probe. They are separate, so that a longer lead-in does not change the window's requests.
+// The seeded streams of a probe. Each part has its own stream, so that a longer lead-in does not change the window's
+// requests.
 const (
 	WarmUpStream Stream = iota + 1
 	PrimeStream
 	LeadInStream
 	WindowStream
 	RunOutStream
-	PopulationStream // never sent: a sample of the workload
+	PopulationStream // never sent; gives a sample of the workload
 )
 
-// Draw returns another sequence of the same population and purpose. Draw 0 is the stream itself. A measurement takes the
-// same draw as an earlier one to be compared with it, and a new draw to be independent of it.
+// Draw returns another sequence of the same population and purpose. Draw 0 is the stream itself. Two measurements that
+// are to be compared use the same draw. A measurement that must be independent of others uses a new draw.
 func (s Stream) Draw(n int) Stream { return s | Stream(n)<<drawBits }
 
-// drawBits is the number of low bits that hold the stream; the bits above hold the draw.
+// drawBits is the number of low bits that hold the stream. The bits above them hold the number of the draw.
 const drawBits = 8
 
 // A Phase is the part of a probe in which a request is due.
@@ -66,27 +67,28 @@ func (p Phase) String() string {
 	return [...]string{"lead-in", "window", "run-out"}[p]
 }
 
-// Asap is the due time of a request in a closed loop without a rate. It is due when a request in flight ends.
+// Asap is the due time of a request in a closed loop without a rate. Such a request is due when a request in flight
+// ends.
 const Asap time.Duration = -1
 
 // An Arrival is one request with the time at which it is due.
 type Arrival struct {
 	Due     time.Duration // since the start of the probe, or Asap
 	Phase   Phase
-	Index   int // from 0 within its phase
+	Index   int // number within its phase, from 0
 	Request *Request
 }
 
 // A Source gives the requests of a study.
 type Source interface {
-	// Name describes the source in a few words for reports, such as "phase1 (300 requests)".
+	// Name describes the source for reports in a few words, such as "phase1 (300 requests)".
 	Name() string
 	// Len returns how many requests the source has before it repeats; 0 means endless.
 	Len() int
 	// Request returns the i-th request of the stream, i >= 0. In a finite source the i-th and the (i+Len)-th request are
 	// the same, unless repetitions are salted. Several goroutines may call it at once.
 	Request(stream Stream, i int) *Request
-	// Longest returns the largest prompt plus output that the source can draw, in tokens; 0 means unknown.
+	// Longest returns the largest sum of prompt and output tokens that the source can draw; 0 means unknown.
 	Longest() int
 }
 
@@ -98,26 +100,26 @@ type Plan struct {
 	Rate        float64       // requests per second, > 0
 	LeadIn      time.Duration // uncounted load before the window
 	Window      time.Duration // the window lasts at least this long
-	MinRequests int           // and until at least this many requests are due in it
+	MinRequests int           // the window also lasts until at least this many requests are due in it
 	Arrivals    Arrivals      // distribution of the gaps between arrivals
-	Draw        int           // number of the independent draw of requests and arrivals, from 0
+	Draw        int           // which independent draw of requests and arrivals to use, from 0
 
 	// Rescale times the arrivals like vllm bench serve (get_request in vllm/benchmarks/serve.py, 0.14.1 and 0.33). There
-	// are exactly MinRequests, all counted, with times stretched so that the last one is due at MinRequests/Rate. There is
-	// no lead-in and no run-out; LeadIn and Window are not used.
+	// are exactly MinRequests requests, and all are counted. Their times are stretched so that the last one is due at
+	// MinRequests/Rate. There is no lead-in and no run-out. LeadIn and Window are not used.
 	Rescale bool
 }
 
-// A Pass is an uncounted run through N requests of a stream, to fill the cache.
+// A Pass is an uncounted run through N requests of a stream, to fill the prefix cache.
 type Pass struct {
 	Source Source
 	Seed   uint64
 	Stream Stream
 	Rate   float64
-	First  int // index of the first request
+	First  int // index of the first request in its stream
 	N      int
 }
 
-// A Schedule is what a Load sends: arrivals in the order of their due times. It ends by itself, or it goes on for ever
-// with requests of the RunOut phase.
+// A Schedule is a sequence of arrivals in the order of their due times. It ends by itself, or it goes on for ever with
+// requests of the RunOut phase.
 type Schedule = iter.Seq[Arrival]

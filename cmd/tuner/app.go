@@ -29,7 +29,7 @@ func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 		ErrWriter:              foreign.NewWriter(stderr),
 		HideHelpCommand:        true,
 		UseShortOptionHandling: true,
-		ExitErrHandler:         func(*cli.Context, error) {}, // main ends the process
+		ExitErrHandler:         func(*cli.Context, error) {}, // keeps the library from ending the process; main does that
 		OnUsageError:           wrongFlag,
 		Action:                 unknownCommand,
 		Commands:               commands(finish),
@@ -103,8 +103,8 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// expectedBy says which values the named flag takes. For a flag of another type it returns why, the library's
-// explanation.
+// expectedBy says which values the named flag takes. For types of flags that it does not know, it returns why, the
+// library's explanation.
 func expectedBy(flags []cli.Flag, name, why string) string {
 	i := slices.IndexFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
 	if i < 0 {
@@ -137,7 +137,8 @@ func unknownCommand(c *cli.Context) error {
 	return noCommand("tuner", c.Args().First(), c.App.Commands)
 }
 
-// noCommand returns an error that suggests the command most like a word, or lists all commands.
+// noCommand returns the error for the unknown command word. It suggests the most similar command, or lists all
+// commands.
 func noCommand(of, word string, list []*cli.Command) error {
 	var names []string
 	for _, known := range list {
@@ -168,7 +169,7 @@ func formatFlag() cli.Flag {
 	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`format`: text, json or yaml"}
 }
 
-// formatOf returns the value of formatFlag, and makes the output ready for that format.
+// formatOf returns the value of formatFlag. It also prepares the app's writer for JSON if that is the format.
 func formatOf(c *cli.Context) (string, error) {
 	f := c.String("output")
 	if !slices.Contains([]string{"text", "json", "yaml"}, f) {
@@ -203,8 +204,8 @@ func writeDocument(w io.Writer, format string, value any, text string) error {
 	return err
 }
 
-// oneArg returns the only argument of a command. If there is not exactly one, its error says that the command needs the
-// described argument.
+// oneArg returns the only argument of a command. Without exactly one argument it returns an error, in which description
+// says what the argument is.
 func oneArg(c *cli.Context, description string) (string, error) {
 	if c.Args().Len() != 1 {
 		return "", usage("%s needs one argument: %s; see `tuner %s --help`", c.Command.Name, description, c.Command.Name)
@@ -238,7 +239,7 @@ func flagsFirst(args []string) []string {
 		case len(word) < 2 || word[0] != '-':
 			rest = append(rest, word)
 		case takesValue(command, word) && len(words) == 1:
-			return append(slices.Concat(args[:depth], flags), word) // the library reports the missing value
+			return append(slices.Concat(args[:depth], flags), word) // the value is missing; the library reports that
 		case takesValue(command, word):
 			flags = append(flags, word, words[1])
 			words = words[1:]
@@ -260,7 +261,7 @@ func takesValue(c *cli.Command, word string) bool {
 	return false
 }
 
-// endable makes an action end as soon as finish is closed. Commands that have no step to finish use it.
+// endable makes an action end as soon as finish is closed. It is for commands that have no step to finish first.
 func endable(finish <-chan struct{}, action cli.ActionFunc) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		ctx, cancel := orderly(c.Context, finish)
@@ -270,7 +271,7 @@ func endable(finish <-chan struct{}, action cli.ActionFunc) cli.ActionFunc {
 	}
 }
 
-// orderly returns a context that also ends when finish is closed.
+// orderly returns a context that ends when ctx ends or finish is closed.
 func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	select {

@@ -69,7 +69,8 @@ func benchError(err error) error {
 	return err
 }
 
-// preflightError adds to an error the flags that cure it. An error caused by a wrong flag becomes a usageError.
+// preflightError adds to an error the names of the flags that can solve the problem. An error caused by a wrong flag
+// becomes a usageError.
 func preflightError(err error, model string) error {
 	found, ok := errors.AsType[*bench.PreflightError](err)
 	if !ok {

@@ -48,7 +48,7 @@ func newBench(c *cli.Context) (*loadtest.Bench, error) {
 	return b, sayRepeats(b)
 }
 
-// checkBenchFlags refuses flags that have no effect with the other flags, and values out of range.
+// checkBenchFlags refuses values out of range, and flags that have no effect together with the other flags.
 func checkBenchFlags(c *cli.Context) error {
 	ramp := c.IsSet("ramp-up")
 	for _, row := range []struct {
@@ -145,8 +145,8 @@ func planRamp(c *cli.Context, b *loadtest.Bench) error {
 	return nil
 }
 
-// sayRepeats notes when requests are sent more than once, because they may then hit the prefix cache. It refuses
-// repeats that --repeat forbids, and notes bad rows that were left out.
+// sayRepeats prints a note if requests are sent more than once, because the repeats may hit the prefix cache. It
+// returns an error if --repeat forbids repeats. It also notes how many bad rows were left out.
 func sayRepeats(b *loadtest.Bench) error {
 	source := b.Load.Source
 	if n, first := workload.Skipped(source); n > 0 {
@@ -185,7 +185,7 @@ func checkRequests(b *loadtest.Bench) error {
 }
 
 // checkOpenFiles refuses closed-loop runs that need more open files than the limit allows. It warns about open-loop
-// runs if the requests of one second need more.
+// runs if the requests of one second need more files than that.
 func checkOpenFiles(b *loadtest.Bench, limit *host.Limit) error {
 	need := host.Need{Certain: true}
 	for _, r := range b.Runs {

@@ -96,7 +96,8 @@ func TestFindCapacityReachesThePrecision(t *testing.T) {
 	if !a.Met || c.Bound != capacity.Exact || c.Lowest <= 0 || c.Lowest >= c.Rate || c.Highest <= c.Rate || c.Binding == "" || c.InFlight <= 0 {
 		t.Errorf("the answer is %+v, want a capacity with its interval, limit and requests in flight", c)
 	}
-	// The search ends within the time that it announced. If this time was too short for the precision, the answer says so.
+	// The search ends within the time that it announced. If that time was too short for the wanted precision, the
+	// answer says so.
 	if half := math.Exp(1.96*c.StdErr) - 1; half > 0.11 || half > 0.08 && !strings.HasSuffix(c.Why, "after the time that was planned") || !strings.HasPrefix(c.Why, "known to ±") {
 		t.Errorf("the capacity is known to ±%.1f %%, %q; want ±8 %%, or at most ±11 %% after the planned time", 100*half, c.Why)
 	}

@@ -60,7 +60,7 @@ func benchClient(c *cli.Context, stderr io.Writer) (*bench.Client, error) {
 	return client, nil
 }
 
-// benchURL reads the base URL. It accepts a /v1 at its end, which OpenAI's own clients need.
+// benchURL reads the base URL. The URL may end in /v1, as OpenAI's own clients require.
 func benchURL(text string) (*url.URL, error) {
 	if text == "" {
 		return nil, usage("bench needs --url; see `tuner bench --help`")
@@ -158,8 +158,8 @@ func benchProxy(text string) (*url.URL, error) {
 	return proxy, nil
 }
 
-// noteProxy says that the environment's proxy for this URL, if there is one, is not used: its latency would be measured
-// too.
+// noteProxy prints a note if the environment names a proxy for this URL. That proxy is not used, because its latency
+// would be measured too.
 func noteProxy(base *url.URL, stderr io.Writer) {
 	proxy, err := http.ProxyFromEnvironment(&http.Request{URL: base})
 	if err != nil || proxy == nil {

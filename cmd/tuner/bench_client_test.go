@@ -94,7 +94,7 @@ func TestBenchSaysWhenNothingCompletes(t *testing.T) {
 	n := 0
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method == http.MethodPost {
-			if n++; n > 1 { // the first request is the preflight's
+			if n++; n > 1 { // the preflight sends the first request
 				http.Error(w, `{"error":{"message":"worn out"}}`, http.StatusServiceUnavailable)
 				return
 			}
@@ -132,8 +132,7 @@ type buffering struct{ http.ResponseWriter }
 
 func (buffering) Flush() {}
 
-// Answers that are not streamed would keep any limit on TPOT. Runs with such answers are void, in a sweep and in a
-// search.
+// An answer that is not streamed meets any limit on TPOT. Runs with such answers are void, in a sweep and in a search.
 func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) { guarded(buffering{w}, r) }))
 	defer server.Close()
@@ -151,12 +150,12 @@ func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 	}
 }
 
-// A search tells a server that hangs from one that breaks a limit, although it ends failing runs early. It reports the
-// hang.
+// A search distinguishes a server that hangs from a server that breaks a limit, although the search ends failing runs
+// early. It reports the hang.
 func TestASearchTellsAHangFromABrokenLimit(t *testing.T) {
 	var asked atomic.Int32
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodPost && asked.Add(1) > 1 { // the first request is the preflight's
+		if r.Method == http.MethodPost && asked.Add(1) > 1 { // the preflight sends the first request
 			_, _ = io.Copy(io.Discard, r.Body) // net/http notices a closed connection only after the body is read
 			<-r.Context().Done()
 			return

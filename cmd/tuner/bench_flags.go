@@ -13,7 +13,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// A benchFlag is a flag of tuner bench, with its help: the name of its value, empty for a switch, and what it does.
+// A benchFlag is a flag of tuner bench with its help. value names the flag's value, and is empty for a switch. help
+// says what the flag does.
 type benchFlag struct {
 	cli.Flag
 	value, help string

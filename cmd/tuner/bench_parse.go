@@ -16,8 +16,8 @@ import (
 
 // Limits of the flags of tuner bench.
 const (
-	maxRate        = 100_000 // requests per second; no server carries more, and a higher rate by mistake would exhaust this machine
-	minRate        = 0.001   // requests per second; one request in 17 minutes. At a lower rate no run ends
+	maxRate        = 100_000 // requests per second; no server carries more, and a mistyped higher rate would exhaust this machine
+	minRate        = 0.001   // requests per second, which is one request in 17 minutes; at a lower rate a run would hardly ever end
 	maxConcurrency = 100_000
 	maxRuns        = 1000
 )
@@ -47,7 +47,7 @@ func parseRates(words []string) ([]float64, error) {
 		case len(numbers) == 3 && numbers[0] <= numbers[1] && (numbers[1]-numbers[0])/numbers[2] < maxRuns:
 			for i := range int((numbers[1]-numbers[0])/numbers[2]+1e-9) + 1 {
 				rate := numbers[0] + float64(i)*numbers[2]
-				rates = append(rates, math.Round(rate*1e9)/1e9) // so that 0.1 + 0.2 is 0.3
+				rates = append(rates, math.Round(rate*1e9)/1e9) // rounding makes 0.1 + 0.2 equal to 0.3
 			}
 		default:
 			return nil, usage("--rate %s: a range is from:to:step, upwards and with fewer than %d steps, such as 1:4:0.5", word, maxRuns)
@@ -116,7 +116,7 @@ func parseErrorRate(s *slo.SLO, word, share string) error {
 	return nil
 }
 
-// parseShare reads a share of 1, such as 5% or 0.05.
+// parseShare reads a share such as 5% or 0.05, and returns it as a number such as 0.05.
 func parseShare(text string) (float64, error) {
 	digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
 	v, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
@@ -184,5 +184,5 @@ func (h *headerFlag) Set(line string) error {
 	return nil
 }
 
-// String is empty, because help prints it and a header may be a secret.
+// String returns an empty text, because help prints the result and a header may be a secret.
 func (h *headerFlag) String() string { return "" }

@@ -39,14 +39,14 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 		b.Load.Window = defaultWindow
 	}
 	if !c.IsSet("lead-in") && !b.Load.Rescale {
-		protocol := trial.Carried // the server's prefix cache stays as it is
+		protocol := trial.Carried // no run empties the server's prefix cache
 		if b.ResetCache {
 			protocol = trial.Reset
 		}
 		b.Load.LeadIn = trial.DefaultLeadIn(*b.SLO, b.Load.Source, protocol)
 	}
 	maxProbes := 12
-	if precision > 0 { // the budget ends the search, so maxProbes is out of its reach
+	if precision > 0 { // maxProbes is so large that the budget ends the search first
 		maxProbes = 200
 	}
 	highest := c.Float64("max-rate")
@@ -54,13 +54,14 @@ func planSearch(c *cli.Context, b *loadtest.Bench, rates []float64) error {
 	if len(rates) == 1 {
 		hint = rates[0]
 	}
-	// A server that fails at a hundredth of the first rate needs another first rate, not more probes.
+	// If the server fails at a hundredth of the first rate, more probes do not help; the user must choose another first
+	// rate.
 	lowest, primes := max(hint/100, minRate), !b.ResetCache && !c.Bool("no-prime")
 	b.Search = &loadtest.Search{Margin: c.Float64("margin"), Prime: primes, Search: capacity.Search{
 		Hint: hint, Min: lowest, Max: highest, Factor: plan.Gallop, Tolerance: c.Float64("tolerance"),
 		MaxProbes: maxProbes, Precision: precision, Budget: c.Duration("budget"),
 	}}
-	b.Runs = []loadtest.Run{b.Load.Open(hint, 0)} // the checks before the first run need its number of requests
+	b.Runs = []loadtest.Run{b.Load.Open(hint, 0)} // the checks before the search need the number of requests of its first run
 	return checkFirstRun(b)
 }
 

@@ -55,7 +55,7 @@ func (h held) beyond(before held) bool {
 	return h.goroutines > before.goroutines || h.files > before.files || h.children > before.children
 }
 
-// ownProcess is an environment variable. It is set in a process that runs only one test.
+// ownProcess is an environment variable that is set in a process that runs only one test.
 const ownProcess = "TUNER_TEST_ALONE"
 
 // inOwnProcess reports whether this test runs alone in its process. If not, inOwnProcess runs the test in a new
@@ -99,7 +99,7 @@ func TestServersLeaveNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	cycle() // the first cycle makes what a process makes only once
+	cycle() // the first cycle also creates the resources that a process creates only once
 	before := holding(t)
 	begin := time.Now()
 	for range cycles {

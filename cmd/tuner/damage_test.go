@@ -23,7 +23,8 @@ import (
 
 // TestDamage overwrites random bytes in the files of studies, and then runs each command. No command may change its
 // answer silently, or print an error of SQLite or Go. tuner run must continue the study, or say how to continue it.
-// `make soak-damage` runs this test, also with another tuner as a control (DAMAGE_TUNER, and DAMAGE_CONTROL=1).
+// `make soak-damage` runs this test. As a control the test can run another tuner: DAMAGE_TUNER names it, and with
+// DAMAGE_CONTROL=1 its bad results do not fail the test.
 func TestDamage(t *testing.T) {
 	cases, err := strconv.Atoi(os.Getenv("DAMAGE_CASES"))
 	if err != nil {
@@ -65,7 +66,7 @@ func isData(name string) bool {
 	return strings.HasSuffix(name, ".db") && !strings.HasPrefix(name, "backup/") || strings.HasSuffix(name, ".delta")
 }
 
-// A damageRig has studies as files, and the answers of the commands to the undamaged studies.
+// A damageRig has the files of undamaged studies, and the answers of the commands to these studies.
 type damageRig struct {
 	tuner   string
 	seed    uint64
@@ -75,7 +76,7 @@ type damageRig struct {
 type damageVictim struct {
 	file    string                  // path of the study file
 	files   map[string][]byte       // contents of the study's directory
-	answers []map[string]commandEnd // by command; the newest snapshot comes first
+	answers []map[string]commandEnd // outputs by command, one map for each snapshot; the newest snapshot comes first
 	run     commandEnd              // end of the run that continues the undamaged study
 }
 
@@ -155,7 +156,8 @@ func (r *damageRig) kill(t *testing.T, file, root string) {
 	run.end(t)
 }
 
-// newVictim records the answers for the undamaged study, from its newest snapshot and from each older one.
+// newVictim records the answers of the commands to the undamaged study. It does so for the newest snapshot and for each
+// older one.
 func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	t.Helper()
 	v := &damageVictim{file: file, files: map[string][]byte{}}
@@ -180,7 +182,7 @@ func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	older := map[string][]byte{}
 	maps.Copy(older, v.files)
 	delete(older, "snap/CURRENT")
-	for len(snaps) > 0 { // the names sort by age
+	for len(snaps) > 0 { // snaps is sorted by age, and its last name is the newest
 		v.answers = append(v.answers, r.read(t, v.lay(t, older)))
 		delete(older, snaps[len(snaps)-1])
 		snaps = snaps[:len(snaps)-1]
@@ -242,7 +244,7 @@ var (
 // restoredNote matches the note that the study was restored.
 var restoredNote = regexp.MustCompile(`note      on [^\n]* the study was restored from\n(?: {10}[^\n]*\n)*`)
 
-// bare removes ages, the directory, and the note about an older snapshot from an output.
+// bare removes from an output the ages, the directory, and the note about an older snapshot.
 func bare(out, root string) string {
 	out = strings.ReplaceAll(out, root, "ROOT")
 	return oldAge.ReplaceAllString(behindIs.ReplaceAllString(out, ""), "")
@@ -258,8 +260,7 @@ func (r *damageRig) goOn(t *testing.T, v *damageVictim, root string, more ...str
 // rawWords matches error messages of SQLite, of Go, and of Go's packages.
 var rawWords = regexp.MustCompile(`parsing time|invalid character|JSON|json:|sql|SQL|no such (table|column)|malformed|constraint|strconv|panic|goroutine|unmarshal|gzip|flate|unexpected EOF|disk I/O|disk image|syntax error|duplicate column|out of memory|unable to open|\*\*\*`)
 
-// run tries cases times to damage n bytes of a file for which accepts is true. It returns how often each result was
-// found.
+// run damages n bytes of a file, cases times, and returns how many cases had each result. accepts chooses the files.
 func (r *damageRig) run(t *testing.T, n int, accepts func(name string) bool, cases int) map[string]int {
 	t.Helper()
 	var mu sync.Mutex

@@ -36,7 +36,7 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 				return err
 			}
 			to, err := studies.Delete(c.Context, dir, after)
-			if errors.Is(err, context.Canceled) { // the user stopped the wait for the study's owner
+			if errors.Is(err, context.Canceled) { // the user interrupted while Delete waited for the study's owner
 				return interruptedError("interrupted; nothing is deleted")
 			}
 			if err != nil {

@@ -64,9 +64,9 @@ func demoRoot() string {
 	return filepath.Join(state, "tuner", "demo")
 }
 
-// demoStudy returns the demo's study file with the given sampler and seed. It has the first name that is free or
-// belongs to an unfinished study. A directory that cannot be read, such as one of another version of tuner, is not
-// free.
+// demoStudy returns the demo's study file with the given sampler and seed. The study gets the first name that is free
+// or belongs to an unfinished study. A name is not free if its directory cannot be read, for example because another
+// version of tuner wrote it.
 func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
 	base := fmt.Sprintf("demo-%s-%d", sampler, seed)
 	for n, name := 2, base; ; n++ {

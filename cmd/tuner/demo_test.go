@@ -15,8 +15,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// demoWinner runs the demo with a sampler and a seed. It returns the winner, and the hours of GPU time on a real
-// server.
+// demoWinner runs the demo with a sampler and a seed. It returns the winner, and the hours of GPU time that the study
+// would take on a real server.
 func demoWinner(t testing.TB, sampler string, seed uint64) (report.Winner, float64) {
 	t.Helper()
 	root := t.TempDir()
@@ -32,8 +32,8 @@ func demoWinner(t testing.TB, sampler string, seed uint64) (report.Winner, float
 	return best, report.Summarize(study, report.Options{}).GPUSeconds / 3600
 }
 
-// demoRegrets runs the demo on seeds 1 to seeds. It returns the sorted regrets of the winners, how many winners beat
-// the default, and the mean GPU time in hours.
+// demoRegrets runs the demo once with each seed, from 1 to the number seeds. It returns the sorted regrets of the
+// winners, how many winners beat the default, and the mean GPU time in hours.
 func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64, better int, hours float64) {
 	t.Helper()
 	truth, err := landscape.H200()
@@ -57,8 +57,8 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 	return regrets, better, hours
 }
 
-// By the true capacities, the demo's winner must beat the default on every seed, and the median regret must be small.
-// This test takes three seeds; BenchmarkDemoRegret takes twenty.
+// The demo's winner must beat the default on every seed, and the median regret must be small. The true capacities
+// decide both. This test takes three seeds; BenchmarkDemoRegret takes twenty.
 func TestDemoFindsAGoodPoint(t *testing.T) {
 	realtime.Only(t, "whole demos on three seeds")
 	regrets, better, _ := demoRegrets(t, "tpe", 3)
@@ -83,7 +83,7 @@ func BenchmarkDemoRegret(b *testing.B) {
 	}
 }
 
-// The demo's file is valid with each sampler. Beside a directory that it cannot read, a demo takes the next name.
+// The demo's file is valid with each sampler. If a directory cannot be read, the demo takes the next name.
 func TestDemoFileIsAStudy(t *testing.T) {
 	for _, sampler := range studyfile.Samplers {
 		f, err := demoStudy(t.TempDir(), sampler, 42)

@@ -15,7 +15,7 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// examineDisk examines the disk that holds dir.
+// examineDisk examines the disk that holds dir, and gives up when the disk does not answer.
 func examineDisk(ctx context.Context, dir string) (studies.Disk, error) {
 	return silent.Within(ctx, dir, func() (studies.Disk, error) { return studies.ExamineDisk(dir) })
 }
@@ -38,12 +38,13 @@ func checkStudy(ctx context.Context, dir string, begun studies.New) (studies.Dis
 	})
 }
 
-// onDisk makes an action give up when the disk of a study or file in its arguments does not answer.
+// onDisk makes an action give up when a disk does not answer. It watches the disks of all paths that the command line
+// names.
 func onDisk(action cli.ActionFunc) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		paths := []string{".", c.String("root")}
 		for _, path := range append(c.Args().Slice(), c.String("output")) {
-			if !strings.ContainsRune(path, filepath.Separator) { // path may be a study's name; if it is not, watching one more path does no harm
+			if !strings.ContainsRune(path, filepath.Separator) { // the argument may be a study's name; if it is a path, watching one more path does no harm
 				path = filepath.Join(c.String("root"), path)
 			}
 			paths = append(paths, path)

@@ -16,10 +16,10 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// The exit codes. A Job fails at once on 2 and 6 and retries on 3 and 130.
+// The exit codes. A Kubernetes Job fails at once on 2 and 6, and retries on 3 and 130.
 const (
 	exitFailed      = 1   // something went wrong
-	exitUsage       = 2   // the command line, the study file or the study's directory is wrong: a retry fails too
+	exitUsage       = 2   // the command line, the study file or the study's directory is wrong; a retry would fail too
 	exitOwned       = 3   // another tuner owns the study, or the study's disk does not answer
 	exitNothingMet  = 4   // no trial met the SLO
 	exitSpent       = 5   // the budget was spent before any trial met the SLO
@@ -27,7 +27,7 @@ const (
 	exitInterrupted = 130 // interrupted; everything is stored
 )
 
-// errStoppedNow is the cause with which a second signal cancels the context.
+// errStoppedNow is the cause of the context's end after a second signal.
 var errStoppedNow = errors.New("stopped at once")
 
 // errNothingMet and errSpent are results of a study, not failures of the tuner.
@@ -51,7 +51,7 @@ func (e usageError) Unwrap() error { return e.error }
 
 func usage(format string, args ...any) error { return usageError{fmt.Errorf(format, args...)} }
 
-// An interruptedError says that the user stopped the command, and with what effect.
+// An interruptedError says that the user stopped the command, and what this means for the stored data.
 type interruptedError string
 
 func (e interruptedError) Error() string { return string(e) }
@@ -104,8 +104,8 @@ func is[E error](err error) bool {
 	return ok
 }
 
-// outcome drops the errors of exit codes 4 and 5 in a pod, unless the user wants them: Kubernetes would run the study
-// again.
+// outcome returns nil for the errors of exit codes 4 and 5 in a pod, unless wanted is set. With such an exit code,
+// Kubernetes would run the study again.
 func outcome(err error, wanted bool) error {
 	inPod := os.Getenv("KUBERNETES_SERVICE_HOST") != ""
 	if inPod && !wanted && (errors.Is(err, errNothingMet) || errors.Is(err, errSpent)) {

@@ -94,7 +94,7 @@ func exportAction(c *cli.Context) error {
 
 // exportDatabase copies the study in dir to the file that the command line names.
 func exportDatabase(c *cli.Context, dir string) (study studies.Study, err error) {
-	var unread error // an error of the study, not of the new file
+	var unread error // set only if the study itself cannot be read
 	err = writeNew(c.String("output"), c.Bool("force"), func(temp string) error {
 		if study, err = studies.Export(c.Context, dir, temp); errors.Is(err, studies.ErrUnusable) {
 			unread = err

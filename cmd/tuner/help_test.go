@@ -23,7 +23,7 @@ func TestHelpFitsATerminal(t *testing.T) {
 			}
 		}
 		for _, c := range commands {
-			if c.SkipFlagParsing { // the help is vLLM's
+			if c.SkipFlagParsing { // this command prints vLLM's help
 				continue
 			}
 			check(append(args[:len(args):len(args)], c.Name), c.Subcommands)

@@ -17,13 +17,13 @@ import (
 	"vllmtuner/foreign"
 )
 
-// attack would set a terminal's title, reverse text, hide some, and ring the bell.
+// attack would set a terminal's title, change its colour, reverse and hide text, and overwrite the start of its line.
 const attack = "A\x1b]0;owned\x07\x1b[31mB\u009b1mC\u202eD\u2066E\u200bF\rG\x7f\u0085\ufeff\U000e0041\u2028H\xffI"
 
-// attackName is the attack as a file name, in which no slash may be.
+// attackName is attack without slashes, so that it can be a file name.
 var attackName = strings.ReplaceAll(attack, "/", "")
 
-// wild returns the handler of a hostile server. Requests to paths that end in fail get an error.
+// wild returns the handler of a hostile server. A request whose path ends in fail gets an error.
 func wild(fail string) http.HandlerFunc {
 	text, _ := json.Marshal(attack)
 	return func(w http.ResponseWriter, r *http.Request) {

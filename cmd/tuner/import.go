@@ -89,7 +89,7 @@ func importAction(c *cli.Context) error {
 	if err := studies.CheckDir(dir); err != nil {
 		return err
 	}
-	if own, err := readResults(dir); err == nil { // an error means a study that has not begun, or one that storePriors refuses
+	if own, err := readResults(dir); err == nil { // on an error the study has not begun, or storePriors will refuse it
 		reader.ID = own.ID
 	}
 	sources, err := silent.Await(ctx, func() ([]prior.Source, error) { return reader.Read(paths) })

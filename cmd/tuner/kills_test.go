@@ -19,8 +19,8 @@ import (
 	"vllmtuner/studies"
 )
 
-// everyStep is an environment variable. With it the command prints every step to standard error, not only one in ten
-// seconds.
+// everyStep is an environment variable. If it is set, the command prints every step to standard error, not only one
+// every ten seconds.
 const everyStep = "TUNER_TEST_EVERY_STEP"
 
 // A victim is a simulated study whose tuner is killed again and again.
@@ -30,7 +30,7 @@ type victim struct {
 	whole      studies.Study   // the same study, run without a kill
 	answer     string          // answer of the run without a kill
 	took       time.Duration   // duration of the run without a kill
-	had        []studies.Trial // the stored trials after the previous run
+	had        []studies.Trial // the trials that were stored after the previous run
 }
 
 // newVictim runs the study once without a kill.
@@ -47,8 +47,8 @@ func newVictim(t *testing.T, random *rand.Rand, trials int) *victim {
 	return v
 }
 
-// run starts the tuner, kills it after a random delay, and compares the store with the output. It reports whether the
-// tuner was killed; otherwise the tuner had ended before.
+// run starts the tuner, kills it after a random delay, and compares the store with the output. It returns false if the
+// tuner ended before the kill.
 func (v *victim) run(t *testing.T) (killed bool) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), tunerPath(t), "run", v.file, "--root", v.root)
@@ -85,8 +85,8 @@ var (
 	trialLine = regexp.MustCompile(`^trial +(\d+)  `)
 )
 
-// check compares the store with its earlier contents and with the output of the run. The store must have all probes of
-// both, and at most one more probe.
+// check compares the store with its earlier contents and with the output of the run. The store must have every probe
+// that it had before or that the run printed, and at most one more.
 func (v *victim) check(t *testing.T, said string, finished bool) {
 	t.Helper()
 	want := map[int][]string{}
@@ -135,7 +135,7 @@ func (v *victim) check(t *testing.T, said string, finished bool) {
 	v.had = is
 }
 
-// verdict returns the progress's text for a probe.
+// verdict returns the text that a run prints for a probe.
 func verdict(rate float64, pass bool) string {
 	word := "passed"
 	if !pass {
@@ -189,7 +189,7 @@ func TestKills(t *testing.T) {
 				t.Fatalf("the checks above failed after kill %d", killed)
 			}
 			if killed >= kills {
-				v.took *= 100 // the next kill comes long after the end of the run
+				v.took *= 100 // the next run almost always ends long before its kill
 			}
 		}
 		finished++

@@ -59,7 +59,7 @@ func listStudies(ctx context.Context, root string) (*report.List, error) {
 			entry = report.NewEntry(name, study, reportOptions(study))
 			entry.OtherName = studies.OtherName(dir, study)
 		}
-		entry.Link, _ = os.Readlink(dir) // a study that is no link leaves the text empty
+		entry.Link, _ = os.Readlink(dir) // Link stays empty if the study's directory is not a symbolic link
 		list.Studies = append(list.Studies, entry)
 	}
 	list.Sort()

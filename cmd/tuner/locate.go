@@ -18,7 +18,8 @@ import (
 
 const studyArgument = "the study's name, its study file, or its directory"
 
-// readStudy reads the study that the command's argument names. It warns if the study has another name or its snapshot is old.
+// readStudy reads the study that the command's argument names. It warns if the study has another name or its snapshot
+// is old.
 func readStudy(c *cli.Context, warnings io.Writer, read func(dir string) (studies.Study, error)) (studies.Study, error) {
 	dir, err := studyDir(c)
 	if err != nil {
@@ -29,7 +30,8 @@ func readStudy(c *cli.Context, warnings io.Writer, read func(dir string) (studie
 	return study, err
 }
 
-// warnReader warns that the study in dir has another name, or is shown from an older snapshot. Without a study it does nothing.
+// warnReader warns if the study in dir has another name, or is shown from an older snapshot. For an empty Study it
+// prints nothing.
 func warnReader(w io.Writer, dir string, study studies.Study) {
 	if other := studies.OtherName(dir, study); other != "" {
 		fmt.Fprintln(w, "warning:", other)
@@ -40,10 +42,10 @@ func warnReader(w io.Writer, dir string, study studies.Study) {
 	}
 }
 
-// readSummary reads a study for a report. It reads probes only of the trials that withProbes returns, and without their
-// long lists.
+// readSummary reads a study for a report. It reads probes only for the trials whose numbers withProbes returns, and
+// leaves out their long lists, such as Series.
 func readSummary(c *cli.Context, warnings io.Writer, withProbes func(studies.Study) []int) (studies.Study, error) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // without garbage collection, reading a long study takes two thirds of the time
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // garbage collection is off: it takes a third of the time to read a long study
 	return readStudy(c, warnings, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, withProbes) })
 }
 
@@ -79,7 +81,7 @@ func locate(root, arg string) (string, error) {
 // reportOptions returns the options of a report, with the budget and margin of the stored study file.
 func reportOptions(study studies.Study) report.Options {
 	o := report.Options{Now: time.Now()}
-	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // a stored file of another version may not parse
+	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // a study file from another version of tuner may not parse
 		o.Planned, o.Margin = file.Budget.Trials, file.Advice.Margin
 	}
 	return o

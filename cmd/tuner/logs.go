@@ -71,13 +71,13 @@ func logView(c *cli.Context) (*logview.View, error) {
 		return nil, noTrial(study, number)
 	}
 	view.Follow, view.Lines, view.Out, view.Notes = c.Bool("follow"), lines, c.App.Writer, c.App.ErrWriter
-	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // a stored file of another version may not parse
+	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // a study file from another version of tuner may not parse
 		view.Profile = file.Server.Simulate
 	}
 	return view, nil
 }
 
-// noTrial returns an error that says which trials a study has. Their numbers have no gap.
+// noTrial returns an error that says which trials a study has. Trials are numbered from 0 without gaps.
 func noTrial(study studies.Study, number int) error {
 	has := ": none has begun"
 	switch n := len(study.Trials); {

@@ -23,7 +23,7 @@ func follow(t *testing.T, root string) *running {
 	return launch(t, tunerCommand(context.WithoutCancel(t.Context()), t, "logs", "-f", "small", "0", "--root", root))
 }
 
-// aLiveStudy begins a study of a server over HTTP, and its trial 0, which stays unfinished.
+// aLiveStudy begins a study of a server over HTTP. It also begins trial 0, and leaves it unfinished.
 func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	t.Helper()
 	root = t.TempDir()
@@ -39,7 +39,8 @@ func aLiveStudy(t *testing.T) (root string, store *studies.Store) {
 	return root, store
 }
 
-// logs -f waits for the log, prints it as it grows, and ends at the log's end when the trial is done.
+// logs -f waits for the log and prints it as it grows. When the trial is done, logs -f prints the rest of the log and
+// ends.
 func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	t.Parallel()
 	root, store := aLiveStudy(t)

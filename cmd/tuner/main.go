@@ -1,5 +1,5 @@
 // Command tuner finds the vLLM flags with which one GPU server carries the most traffic within its latency limits. It
-// joins the other packages.
+// puts the other packages together.
 package main
 
 import (
@@ -20,7 +20,7 @@ import (
 )
 
 func main() {
-	proc.Main() // serves as the watchdog if a tuner started this process for that
+	proc.Main() // does not return if a tuner started this process as its watchdog
 	os.Exit(run())
 }
 
@@ -42,13 +42,13 @@ func run() int {
 		}
 		second := make(chan os.Signal, 1)
 		signal.Notify(second, endSignals()...)
-		go func() { // ends after the second signal, or with the process
+		go func() { // this goroutine ends after the second signal, or with the process
 			<-second
 			cancel(errStoppedNow)
 		}()
 		stop()
 	})
-	defer unwatch() // runs before stop, which would cancel finish
+	defer unwatch() // must run before stop: stop cancels finish, which would call the function above
 	err := app(os.Stdout, os.Stderr, finish.Done()).RunContext(now, flagsFirst(os.Args))
 	printError(notes, err)
 	return exitCode(err)
@@ -70,7 +70,7 @@ func remedy(err error) string {
 }
 
 // endSignals returns the signals that ask for an end. A terminal that closes sends SIGHUP. Under nohup the process
-// ignores SIGHUP; signal.Notify would undo this, so endSignals then leaves SIGHUP out.
+// ignores SIGHUP. signal.Notify would end that, so endSignals then leaves SIGHUP out.
 func endSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -79,9 +79,10 @@ func endSignals() []os.Signal {
 	return signals
 }
 
-// hideMemory keeps secrets, such as an API key, out of core dumps and from other processes of this user. Unlike a core
-// size limit, it does not affect child programs: exec resets the flag. run does not call it for a simulated server,
-// which has no secrets: the server's parent must read its open files to find its port.
+// hideMemory keeps secrets, such as an API key, out of core dumps and from other processes of this user. A core size
+// limit would also affect child programs, but exec resets the flag that hideMemory sets. run does not call hideMemory
+// for a simulated server, which has no secrets. The parent of such a server must read the server's open files to find
+// its port.
 func hideMemory() {
-	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // it cannot fail for the calling process
+	_ = unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0) // this call cannot fail for the calling process
 }

@@ -36,7 +36,7 @@ const quickExit = "atexit_sleep_ms=10"
 func TestScripts(t *testing.T) {
 	t.Parallel()
 	recorded := t.TempDir()
-	t.Cleanup(func() { checkRecorded(t, recorded) }) // the scripts run in parallel, and t.Cleanup waits for all of them
+	t.Cleanup(func() { checkRecorded(t, recorded) }) // t.Cleanup waits for the scripts, which run in parallel
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/script",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
@@ -56,7 +56,8 @@ func TestScripts(t *testing.T) {
 	})
 }
 
-// exits CODE COMMAND … runs a command and expects that exit code. The script's next lines can check stdout and stderr.
+// exits is the script command exits CODE COMMAND …: it runs a command and expects the exit code CODE. The script's next
+// lines can check stdout and stderr.
 func exits(ts *testscript.TestScript, negated bool, args []string) {
 	if negated || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE COMMAND [ARGS]")
@@ -75,7 +76,7 @@ func exits(ts *testscript.TestScript, negated bool, args []string) {
 	}
 }
 
-// harmDatabases GLOB SQL changes SQLite files, as a faulty disk may.
+// harmDatabases is the script command harm GLOB SQL: it changes SQLite files, as a faulty disk may.
 func harmDatabases(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: harm glob sql")

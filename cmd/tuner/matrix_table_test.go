@@ -15,7 +15,8 @@ import (
 	"github.com/samber/lo"
 )
 
-// lifeVariable names the file for the tables of faults. make soak-server and make test-vllm-faults set it.
+// lifeVariable is an environment variable that names the file for the tables of faults. make soak-server and make
+// test-vllm-faults set it.
 const lifeVariable = "SERVER_LIFE"
 
 // A lifeTable holds the result of each fault on one kind of server.
@@ -27,8 +28,8 @@ type lifeTable struct {
 
 type lifeRow struct {
 	fault
-	noticed time.Duration // 0 if the fault does not end the server
-	stopped time.Duration // 0 if the server was never ready
+	noticed time.Duration // how long the tuner took to notice the fault; 0 if the fault does not end the server
+	stopped time.Duration // how long Stop took; 0 if the server was never ready
 }
 
 // row adds a row for a fault.
@@ -49,7 +50,7 @@ Written by ` + "`make soak-server` and `make test-vllm-faults VER=…`" + `. Eac
 - Stop: the time from the request to stop until the server has left no process, port, shared memory or GPU memory.
 `
 
-// write writes the table to the file that lifeVariable names, where it replaces the table with the same title.
+// write writes the table to the file that lifeVariable names. It replaces the table with the same title in that file.
 func (l *lifeTable) write(t *testing.T) {
 	t.Helper()
 	if file := os.Getenv(lifeVariable); file != "" {
@@ -57,8 +58,8 @@ func (l *lifeTable) write(t *testing.T) {
 	}
 }
 
-// replacePart replaces one part of a document, the text below the heading with a title, and writes the document anew. The new part
-// begins with the title.
+// replacePart replaces the part of a document that begins with title, and writes the document again. "## " before each
+// part makes its title a heading. head is the text before the parts.
 func replacePart(t *testing.T, file, head, title, part string) {
 	t.Helper()
 	before, err := os.ReadFile(file)
@@ -76,7 +77,7 @@ func replacePart(t *testing.T, file, head, title, part string) {
 	must(t, os.WriteFile(file, []byte(text+"\n"), 0o644))
 }
 
-// commitOf returns the name of the commit under test.
+// commitOf returns git's short name for the commit under test.
 func commitOf(t *testing.T) string {
 	t.Helper()
 	commit, err := exec.CommandContext(t.Context(), "git", "describe", "--always", "--dirty").Output()

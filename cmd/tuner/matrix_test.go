@@ -38,13 +38,13 @@ type fault struct {
 	within time.Duration                                        // the limit for noticing the fault
 	ended  func(t *testing.T, ended serverctl.Ended, err error) // checks the result of Stop; may be nil
 
-	keepStreams bool // end the server while its clients wait for answers
+	keepStreams bool // stop the server while its clients still wait for answers
 }
 
 const (
 	atOnce    = time.Second      // the limit for noticing a crash
 	deafLimit = 35 * time.Second // the limit for a server that does not answer: five checks of 5 s each, half a second apart
-	raceSlack = 10 * time.Second // the race detector adds this to each limit; make test-real-time runs without it
+	raceSlack = 10 * time.Second // added to each limit under the race detector; make test-real-time runs without it
 )
 
 // requests sends n requests at the same time, and does not wait for their answers.
@@ -178,7 +178,7 @@ func (r *faulty) ask(t *testing.T) {
 			return // a dying server may not answer
 		}
 		defer answer.Body.Close()
-		_, _ = io.Copy(io.Discard, answer.Body) // the fault decides how the stream ends
+		_, _ = io.Copy(io.Discard, answer.Body) // the error does not matter: the fault decides how the stream ends
 	})
 }
 
@@ -195,7 +195,8 @@ func (r *faulty) enginePID(t *testing.T) int {
 	return holders[0].PID
 }
 
-// TestFaultMatrix makes each fault happen in a server. The tuner must notice the fault in time, name it, and leave nothing behind.
+// TestFaultMatrix makes each fault happen in a server. The tuner must notice the fault in time, name it, and leave
+// nothing behind.
 func TestFaultMatrix(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "package serverctl/sim/vllm runs its servers with the race detector; this test watches them with it")
@@ -244,7 +245,7 @@ func (r *faulty) simulated(t *testing.T) serverctl.Config {
 	r.dir = t.TempDir()
 	stub := filepath.Join(t.TempDir(), "nvidia-smi")
 	text := fmt.Sprintf("#!/bin/sh\nTUNER_SIM_GPU_DIR=%s exec %s sim nvidia-smi \"$@\"\n", r.dir, tunerPath(t))
-	syscall.ForkLock.RLock() // a child forked now would keep the file open for writing, and such a file cannot be executed
+	syscall.ForkLock.RLock() // a process forked during the write would hold the file open, and a file that is open for writing cannot be executed
 	err := os.WriteFile(stub, []byte(text), 0o755)
 	syscall.ForkLock.RUnlock()
 	must(t, err)
@@ -282,7 +283,8 @@ func (r *faulty) run(t *testing.T, config serverctl.Config) {
 	r.nothingLeft(t, before)
 }
 
-// awaitDeath waits until a process has ended, reaped or not, and sends the time to died.
+// awaitDeath waits until a process has ended, and sends the time to died. It does not matter whether the parent has
+// reaped the process.
 func (r *faulty) awaitDeath(pid int) {
 	fd, err := unix.PidfdOpen(pid, 0)
 	if err == nil { // an error means that the process is gone

@@ -13,8 +13,8 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// checkNew returns why -o cannot write a file: its name is taken, its directory is missing, or a study owns the
-// directory.
+// checkNew returns an error if the file of -o cannot be written. Its name may be taken, its directory missing or
+// read-only, or it may be inside a study.
 func checkNew(path string, force bool) error {
 	dir := filepath.Dir(path)
 	if study := studies.Around(path); study != "" {
@@ -39,7 +39,8 @@ func nameTaken(path string) error {
 	return usage("-o %s: it exists; choose another name, or replace it with --force", path)
 }
 
-// writeNew writes the file of -o completely or not at all. write fills an empty temporary file, which is then renamed to path.
+// writeNew writes the file that -o names, completely or not at all. write fills an empty temporary file, which is then
+// renamed to path.
 func writeNew(path string, force bool, write func(temp string) error) error {
 	err := foreign.Create(path, rights.File(filepath.Dir(path)), force, write)
 	if errors.Is(err, fs.ErrExist) {

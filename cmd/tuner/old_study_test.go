@@ -45,9 +45,9 @@ func TestAStudyOfSchema4GoesOn(t *testing.T) {
 	}
 }
 
-// checkOldTrials compares the first columns of an exported table with what the old tuner exported. They are equal,
-// except that the interval bounds of trial 5 may differ by 1 %: this tuner measures it, and takes Student's t from
-// gonum, which is up to 0.7 % from the old table.
+// checkOldTrials compares the first columns of an exported table with what the old tuner exported. They must be equal,
+// except that the interval bounds of trial 5 may differ by 1 %. This tuner measures trial 5, and takes Student's t from
+// gonum, which differs by up to 0.7 % from the old tuner's table.
 func checkOldTrials(t *testing.T, table, want string) {
 	t.Helper()
 	got := strings.Split(strings.TrimSpace(table), "\n")

@@ -46,7 +46,7 @@ speculative_config: {method: ngram, prompt_lookup_max: 4}
 allow_meaningless_speculation: true
 `
 
-// everyState stores a study with a trial of each state below root, and returns it.
+// everyState stores a study below root and returns it. The study has a trial of each state.
 func everyState(t *testing.T, root string) studies.Study {
 	t.Helper()
 	dir := filepath.Join(root, "kinds")
@@ -101,7 +101,7 @@ type optunaTrial struct {
 	}
 	Intermediate map[string]float64
 	User         map[string]any
-	Timed        bool // has a start time, and an end time if it is finished
+	Timed        bool // the trial has a start time, and an end time if it is finished
 }
 
 // Optuna reads an exported study correctly and can continue it. Optuna's dashboard shows it.

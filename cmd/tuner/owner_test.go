@@ -16,8 +16,8 @@ import (
 	"vllmtuner/studies"
 )
 
-// slowLife is a server that starts and stops slowly, so that a test can kill the tuner in each of these stages. It starts a daemon
-// in another session and without an environment.
+// slowLife is a server that starts and stops slowly, so that a test can kill the tuner in each of these stages. It
+// starts a daemon in another session and without an environment.
 const slowLife = `command: [tuner, sim, serve, --sim-profile=small-fast, --sim-fault=slow-start:for=1s, --sim-fault=slow-stop:for=1s, --sim-fault=daemon]`
 
 // A moment is a stage of a study. The study has reached it when seen returns true.
@@ -41,8 +41,8 @@ var moments = []moment{
 	{"the server ends", logHas("Shutting down")},
 }
 
-// someMoments returns all moments in make soak-server. Otherwise it returns only the moment when a kill could lose a stored probe,
-// because each moment costs a study.
+// someMoments returns all moments in make soak-server. Otherwise it returns only the moment when a kill could lose a
+// stored probe, because each moment takes a whole study.
 func someMoments() []moment {
 	if os.Getenv(cyclesVariable) != "" {
 		return moments
@@ -66,7 +66,7 @@ func startOwner(t *testing.T) *owner {
 	return o
 }
 
-// await waits until the study is at a moment of its first trial.
+// await waits until the study has reached a moment in its first trial.
 func (o *owner) await(t *testing.T, m moment) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
@@ -140,7 +140,7 @@ func TestAKilledTunerLeavesNothing(t *testing.T) {
 				t.Errorf("the next run prints\n%s", out)
 			}
 			is := snapshot(t, o.dir).Trials[0].Probes
-			for _, trial := range had.Trials { // there is at most one
+			for _, trial := range had.Trials { // there is at most one trial
 				for i, was := range trial.Probes {
 					if i >= len(is) || !equalJSON(t, was, is[i]) {
 						t.Errorf("probe %d was %+v, and after the next run the probes are %+v", i, was, is)

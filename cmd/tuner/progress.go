@@ -16,13 +16,13 @@ import (
 // time.
 type progress struct {
 	shown    *render.Progress
-	width    func() int        // columns of a line
+	width    func() int        // returns how many columns a line may have
 	short    map[string]string // short names of the searched flags
 	trials   int               // number of trials in the budget
-	finished int               // finished trials, those of earlier processes included
+	finished int               // number of finished trials, also those of earlier processes
 	began    time.Time
-	ended    time.Time // end of the last trial of this process; began if there is none
-	measured int       // trials finished by this process
+	ended    time.Time // end of the last trial of this process, or began if there is none
+	measured int       // number of trials that this process finished
 }
 
 // newProgress returns a progress that counts the finished trials of s.

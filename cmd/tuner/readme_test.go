@@ -15,7 +15,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// The picture in README.md shows what the demo prints. The figures may differ, the words may not. `make picture` makes it again.
+// The picture in README.md shows what the demo prints. The figures may differ, the words may not. `make picture` makes
+// it again.
 func TestPictureOfTheREADME(t *testing.T) {
 	realtime.Only(t, "a whole demo")
 	path := filepath.Join(repo, "docs", "demo.svg")
@@ -35,8 +36,8 @@ func TestPictureOfTheREADME(t *testing.T) {
 	}
 }
 
-// terminalPicture returns an SVG of a terminal of 80 columns. The SVG has a background, so that it can be read on light and on
-// dark pages. Each line has a fixed length, because viewers have different fonts.
+// terminalPicture returns an SVG of a terminal of 80 columns. The SVG has a background, so that it can be read on light
+// and on dark pages. Each line has a fixed length, because viewers have different fonts.
 func terminalPicture(text string) []byte {
 	const columns, charWidth, lineHeight, margin = 80, 7.83, 18, 16
 	lines := strings.Split(text, "\n")

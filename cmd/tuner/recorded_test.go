@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// recordVariable is an environment variable: the directory in which each command of the scripts stores its output.
+// recordVariable is an environment variable that names a directory. Each command of the scripts stores its output
+// there.
 const recordVariable = "TUNER_TEST_RECORD"
 
 // recordedMain runs main. If recordVariable is set, it also stores the output.
@@ -40,7 +41,7 @@ func recordedMain() {
 	stdout, stderr := os.Stdout, os.Stderr
 	os.Stdout, os.Stderr = tee(stdout), tee(stderr)
 	code := run()
-	for _, in := range []*os.File{os.Stdout, os.Stderr} { // closing is not enough: a child may keep the pipes open
+	for _, in := range []*os.File{os.Stdout, os.Stderr} { // the end of the pipes does not mark the end of the output, because a child may keep them open
 		_, _ = in.WriteString(endOfText)
 	}
 	copies.Wait()
@@ -55,7 +56,7 @@ func forward(to io.Writer, from io.Reader) {
 	for lines := bufio.NewReader(from); ; {
 		line, err := lines.ReadString('\n')
 		text, ended := strings.CutSuffix(line, endOfText)
-		_, _ = io.WriteString(to, text) // an error means that the reader has ended
+		_, _ = io.WriteString(to, text) // an error means that nobody reads the output any more
 		if ended || err != nil {
 			return
 		}

@@ -14,8 +14,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// `check` refuses whatever `run` refuses before a server starts, with the same message and exit code. After a refused run, list
-// shows no running study.
+// `check` refuses whatever `run` refuses before a server starts, with the same message and exit code. After a refused
+// run, list shows no running study.
 func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 	unweighted, whole := t.TempDir(), t.TempDir() // two models; only the second one has weights
 	script := filepath.Join(t.TempDir(), "vllm")

@@ -71,7 +71,7 @@ type runOptions struct {
 	root, listen   string
 	acceptDrift    bool
 	fromSnapshot   bool
-	takeover       time.Duration // silence after which an owner counts as dead; 0 means the default
+	takeover       time.Duration // an owner that is silent for this long counts as dead; 0 means the default
 	socket         net.Listener  // the listener of --listen; nil without that flag
 	finish         <-chan struct{}
 	stdout, stderr io.Writer
@@ -84,10 +84,10 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		return err
 	}
 	if o.listen != "" {
-		if o.socket, err = metrics.Listen(o.listen); err != nil { // an address that cannot be used fails before this run owns the study
+		if o.socket, err = metrics.Listen(o.listen); err != nil { // an address that cannot be used must fail before this run owns the study
 			return usage("--listen %w", err)
 		}
-		defer o.socket.Close() // needed only if the run fails before the metrics server, which closes the socket, starts
+		defer o.socket.Close() // for a run that fails before the metrics server starts; later that server closes the socket
 	}
 	if err := p.CheckNeeds(ctx, warnings(o.stderr)); err != nil {
 		return err
@@ -125,7 +125,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }
 
-// ready does the work between owning the study and starting its first server. stop ends the study's watchers.
+// ready does the work after this run owns the study and before its first server starts. stop ends the study's watchers.
 func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
 	if err := reclaim(store.Dir(), "run", o.stderr); err != nil {
 		return nil, nil, err
@@ -144,7 +144,7 @@ func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Stor
 	return study, stop, nil
 }
 
-// warnings returns a plan.Say that prints warnings alone.
+// warnings returns a plan.Say that prints warnings and nothing else.
 func warnings(w io.Writer) plan.Say {
 	return func(name, format string, args ...any) {
 		if name == plan.Warning {
@@ -164,7 +164,7 @@ func reclaim(dir, killed string, w io.Writer) error {
 
 // giveUp stores that a run ended before its first server started. Otherwise the study would stay in the state Running.
 func giveUp(store *studies.Store, why error) error {
-	if store.Err() != nil { // another tuner owns it
+	if store.Err() != nil { // this run has lost the study, so it must not write to it
 		return nil
 	}
 	study, err := store.Summary(func(studies.Study) []int { return nil })
@@ -231,7 +231,7 @@ func (o runOptions) take(ctx context.Context, p *plan.Plan, dir string, begun st
 	return silent.Watch(ctx, o.stderr, disks, func() (*studies.Store, error) { return o.open(ctx, dir, begun) })
 }
 
-// checkFlags asks the server for its flags before the study begins. That costs time but no GPU.
+// checkFlags asks the server for its flags before the study begins. This takes time but needs no GPU.
 func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()

@@ -12,11 +12,11 @@ import (
 	"github.com/creack/pty"
 )
 
-// A written is a writer that keeps what is written to it.
+// A written is a writer that keeps the bytes written to it.
 type written struct {
 	mu   sync.Mutex
 	text []byte
-	keep int // bytes of the end to keep at least; 0 means all
+	keep int // how many of the last bytes to keep at least; 0 means all
 }
 
 func (w *written) Write(b []byte) (int, error) {
@@ -35,7 +35,7 @@ func (w *written) String() string {
 	return string(w.text)
 }
 
-// patience is how long a test waits for a command. A busy machine keeps it, also with the race detector.
+// patience is how long a test waits for a command. It is long enough for a busy machine with the race detector.
 const patience = 90 * time.Second
 
 // A running is a command that a test has started. It keeps the command's output.
@@ -56,8 +56,8 @@ func launch(t *testing.T, cmd *exec.Cmd) *running {
 	return r
 }
 
-// onTerminal starts a command on a terminal of a kind, such as xterm. Its standard output goes to stdout, if that is
-// not nil.
+// onTerminal starts a command on a terminal of a kind, such as xterm. The command's standard output goes to stdout
+// instead, unless stdout is nil.
 func onTerminal(t *testing.T, kind string, columns int, stdout io.Writer, args ...string) *running {
 	t.Helper()
 	r := &running{cmd: tunerCommand(t.Context(), t, args...), ended: make(chan struct{})}

@@ -24,8 +24,10 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// TestALongStudy fills a study with STORE_SCALE trials of eight probes each, copied from a trial of the demo. It compares the last
-// tenth of the study with the first: the time of a commit, and the bytes that it adds. It also measures the readers.
+// TestALongStudy fills a study with STORE_SCALE trials of eight probes each, copied from a trial of the demo. For each
+// tenth of the trials it measures the time of a commit and the size of the files. At the end it times the commands that
+// read the study. With more than 1000 trials, a commit may take at most three times as long in the last tenth as in the
+// first.
 func TestALongStudy(t *testing.T) {
 	realtime.Only(t, "hundreds of trials")
 	trials := 200
@@ -72,7 +74,7 @@ func TestALongStudy(t *testing.T) {
 	}
 }
 
-// A tenth is what was measured in one tenth of the trials.
+// A tenth has the measurements of one tenth of the trials.
 type tenth struct {
 	commit time.Duration // median time of a commit
 	size   int64         // bytes of the database at the end of the tenth
@@ -89,14 +91,14 @@ func demoTrial(t *testing.T) studies.Trial {
 	return snapshot(t, filepath.Join(root, file.Name)).Trials[1]
 }
 
-// A filler stores many similar trials of template.
+// A filler stores many trials that are similar to template.
 type filler struct {
 	store    *studies.Store
 	template studies.Trial
 	random   *rand.Rand
 }
 
-// trials stores the trials from number from to number to-1, and returns the commit time of each probe.
+// trials stores the trials with the numbers [from, to), and returns the commit time of each probe.
 func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
 	t.Helper()
 	for n := from; n < to; n++ {
@@ -140,7 +142,8 @@ func sizes(t *testing.T, dir string) (sum int64) {
 	return sum
 }
 
-// readerTimes returns lines with the wall times of `tuner best` and `tuner status`. The page cache has the snapshot.
+// readerTimes returns lines with the wall times of `tuner best`, `tuner status` and `tuner --version`. The snapshot is
+// in the page cache.
 func readerTimes(t *testing.T, dir, as string, code int) (text string) {
 	t.Helper()
 	for _, args := range [][]string{{"best", dir}, {"status", dir}, {"best", dir, "-o", "json"}, {"status", dir, "-o", "json"}, {"--version"}} {

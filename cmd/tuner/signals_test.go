@@ -15,7 +15,7 @@ import (
 	"vllmtuner/studies/logs"
 )
 
-// When its terminal closes, the tuner ends as after SIGTERM, unless it runs under nohup.
+// When its terminal closes, the tuner ends as it does after SIGTERM, unless it runs under nohup.
 func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	t.Parallel()
 	hangups := make(chan os.Signal, 1) // if the test runs under nohup, this handler keeps its children from ignoring SIGHUP
@@ -51,7 +51,7 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 	}
 }
 
-// followInShell is follow in a shell that runs a command first.
+// followInShell is like follow, but starts a shell that first runs one command and then becomes tuner.
 func followInShell(t *testing.T, first, root string) *running {
 	t.Helper()
 	words := []string{"-c", first + `; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root}

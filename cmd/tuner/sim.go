@@ -72,7 +72,8 @@ Example:
 	}
 }
 
-// simAction runs do with the server that the command line describes, and with the vLLM args of that line.
+// simAction returns an action that calls do with the server that the command line describes, and with that line's vLLM
+// args.
 func simAction(finish <-chan struct{}, do func(*cli.Context, *vllm.Server, []string) error) cli.ActionFunc {
 	return endable(finish, func(c *cli.Context) error {
 		server, args, err := vllm.FromArgs(c.Args().Slice(), os.Getenv)

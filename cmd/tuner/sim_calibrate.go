@@ -104,7 +104,7 @@ func simCalibrate(c *cli.Context) error {
 	return err
 }
 
-// asPath writes a file's name with a slash, because a name without one means a built-in profile.
+// asPath returns a file's path with a slash in it, because a name without a slash means a built-in profile.
 func asPath(path string) string {
 	if strings.ContainsRune(path, filepath.Separator) {
 		return path

@@ -44,7 +44,7 @@ Examples:
 			}
 			warnings := c.App.ErrWriter
 			study := func() (studies.Study, error) {
-				defer func() { warnings = io.Discard }() // a watched study is read often
+				defer func() { warnings = io.Discard }() // a watched study is read often, but its warnings are shown only once
 				return readSummary(c, warnings, report.Whole(rows))
 			}
 			options := func(study studies.Study) report.Options {

@@ -14,8 +14,8 @@ import (
 	"vllmtuner/trial/live"
 )
 
-// smallStudy is a study of the simulated small-fast server. %s makes the server a child process that is measured over HTTP, or
-// simulates it in virtual time. Under the reset protocol no result depends on earlier measurements.
+// smallStudy is a study of the simulated small-fast server. %s is that server: either a child process that is measured
+// over HTTP, or a simulation in virtual time. Under the reset protocol no result depends on earlier measurements.
 const smallStudy = `version: 1
 name: small
 model: example/small-fast
@@ -46,8 +46,8 @@ func writeStudy(t *testing.T, reach string, trials int, seconds float64) string 
 	return path
 }
 
-// writePatientStudy writes a study over HTTP whose probes pass on a busy machine too. Its TTFT limit is a minute, and its answers
-// have one token, so there is no time between tokens that a busy machine could lengthen.
+// writePatientStudy writes a study over HTTP whose probes pass on a busy machine too. Its TTFT limit is a minute, and
+// its answers have one token, so there is no time between tokens that a busy machine could lengthen.
 func writePatientStudy(t *testing.T, server string, trials int, seconds float64) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "study.yaml")

@@ -103,7 +103,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	return errors.Join(reportSweep(r.sweep, c.App.Writer, format, c.String("out")), err)
 }
 
-// reportSweep writes the measurements in the given format, and as files into dir unless it is empty.
+// reportSweep writes the measurements in the given format. If dir is not empty, it also writes them as files into dir.
 func reportSweep(s *sweep.Sweep, w io.Writer, format, dir string) error {
 	if !s.Begun() {
 		return nil
@@ -122,7 +122,7 @@ type sweepRun struct {
 	stderr io.Writer
 }
 
-// newSweepRun reads the sweep of a file. only names the configs to measure; an empty list means all.
+// newSweepRun reads the sweep of a file. only names the configs to measure; an empty list means all configs.
 func newSweepRun(file *studyfile.File, only []string) (*sweepRun, error) {
 	if file.Sweep == nil {
 		return nil, usage("%s has no sweep; add sweep: {configs: {default: {}}, rates: [0.5, 1, 2]}, or search with `tuner run`", file.Path)
@@ -160,7 +160,7 @@ func sweepPlan(file *studyfile.File) trial.Sweep {
 	return s
 }
 
-// chooseConfigs returns the configs named in only, or all if it is empty.
+// chooseConfigs returns the configs named in only, or all configs if only is empty.
 func chooseConfigs(file *studyfile.File, only []string) (configs []*sweep.Config, err error) {
 	var names []string
 	for i, c := range file.Sweep.Configs {

@@ -27,7 +27,8 @@ func readTable(t *testing.T, path string) [][]string {
 	return records
 }
 
-// sweepExample sweeps one of docs/examples. It returns the folder with the tables, and the output.
+// sweepExample runs the sweep of one study file in docs/examples. It returns the folder with the tables, and the
+// printed output.
 func sweepExample(t *testing.T, name string, flags ...string) (dir, printed string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -35,7 +36,7 @@ func sweepExample(t *testing.T, name string, flags ...string) (dir, printed stri
 	return dir, command(t, args...)
 }
 
-// sameLayout checks that a table has the head and the first column of the manual one.
+// sameLayout checks that a table has the same head and first column as the table of the manual sweep.
 func sameLayout(t *testing.T, name string, got, want [][]string) {
 	t.Helper()
 	if strings.Join(got[0], ",") != strings.Join(want[0], ",") || len(got) < len(want) {
@@ -69,7 +70,7 @@ func deviation(t *testing.T, name string, got, want [][]string) float64 {
 	return sum / float64(n)
 }
 
-// The example phase1 has the layout of the manual sweep and similar figures.
+// The example phase1 has the same layout as the manual sweep, and similar figures.
 func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
@@ -132,8 +133,8 @@ func TestPhase1IsNearTheManualSweep(t *testing.T) {
 	fits(t, printed)
 }
 
-// In this sweep no draft of EAGLE-3 is accepted. Drafting costs memory and time, so EAGLE-3 breaks the limits at a lower rate than
-// the baseline.
+// In this sweep no draft of EAGLE-3 is accepted. Drafting costs memory and time, so EAGLE-3 breaks the limits at a
+// lower rate than the baseline.
 func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	t.Parallel()
 	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
@@ -157,8 +158,8 @@ func TestEagle3IsWorseThanTheBaseline(t *testing.T) {
 	fits(t, printed)
 }
 
-// The simulated closed loop on the L4 has the columns of the measured one and similar figures. It has no slow first request like
-// the one that raised a measured p95.
+// The simulated closed loop on the L4 has the same columns as the measured one, and similar figures. In the measurement
+// a slow first request raised one p95; the simulation has no such request.
 func TestL4IsNearTheManualSweep(t *testing.T) {
 	t.Parallel()
 	dir, printed := sweepExample(t, "l4")

@@ -22,7 +22,7 @@ type screen struct {
 	row     int
 	col     int
 	wrapped []string // lines that were longer than width
-	pages   int      // switches to the alternate screen minus switches back
+	pages   int      // how often the alternate screen was entered, minus how often it was left
 }
 
 func (s *screen) write(text string) {
@@ -52,7 +52,7 @@ func (s *screen) write(text string) {
 	}
 }
 
-// control obeys a control sequence, given without its ESC [.
+// control executes a control sequence. The sequence comes without its first two characters, ESC and [.
 func (s *screen) control(sequence string) {
 	switch sequence {
 	case "K":
@@ -163,7 +163,7 @@ budget: {trials: 3}
 probe: {seconds: 5, min_requests: 100, lead_in: 1s}
 `
 
-// ownedStudy returns a running study that this process owns, and its root.
+// ownedStudy returns a running study that this process owns, and the study's root directory.
 func ownedStudy(t *testing.T) (store *studies.Store, root string) {
 	t.Helper()
 	root = t.TempDir()
@@ -197,7 +197,8 @@ func TestWatchIsEndedByCtrlC(t *testing.T) {
 	store, root := ownedStudy(t)
 	defer func() { must(t, store.Close()) }()
 	s := onTerminal(t, "xterm", 80, nil, "status", "s", "--watch", "--root", root)
-	// Wait for the whole page. On Ctrl-C a terminal drops the text that it has not shown yet, perhaps half of a control sequence.
+	// Wait for the whole page. On Ctrl-C a terminal drops the text that it has not shown yet, perhaps half of a control
+	// sequence.
 	s.waitFor(t, "running: 0 of 3 trials done")
 	s.waitFor(t, "\x1b[J")
 	if _, err := io.WriteString(s.tty, "\x03"); err != nil {

@@ -21,13 +21,15 @@ import (
 	"vllmtuner/realtime"
 )
 
-// buildTags are the Makefile's tags, so that the build cache has SQLite already.
+// buildTags are the Makefile's tags. With the same tags, SQLite is already in the build cache.
 const buildTags = "netgo osusergo sqlite_omit_load_extension"
 
-// A suite runs all tests and then removes the plain tuner, which they share.
+// A suite runs all tests and then removes the plain tuner, which they share. The plain tuner is this test binary
+// without the race detector.
 type suite struct{ *testing.M }
 
-// Run lets eight tests run at a time, unless -parallel is given. The parallel tests here mostly wait for their children.
+// Run lets eight tests run at a time, unless -parallel is given. The parallel tests here mostly wait for their
+// children.
 func (s suite) Run() int {
 	flag.Parse()
 	given := false
@@ -43,7 +45,7 @@ func (s suite) Run() int {
 
 var (
 	plainTests sync.Map // names of the tests that called plainTuner
-	plainDir   string   // holds the plain tuner; empty until a test needs it
+	plainDir   string   // directory of the plain tuner; empty until a test needs it
 
 	// buildPlainTuner builds this test binary without the race detector.
 	buildPlainTuner = sync.OnceValues(func() (string, error) {
@@ -67,8 +69,8 @@ func removePlainTuner() {
 	}
 }
 
-// plainTuner makes the children of a test run without the race detector. With it, a simulated study takes five times the CPU
-// time. The reason says which other test would find a race in the same code.
+// plainTuner makes the children of a test run without the race detector. With the race detector, a simulated study
+// takes five times the CPU time. reason says which other test would find a race in the same code.
 func plainTuner(t testing.TB, reason string) {
 	t.Helper()
 	if reason == "" {
@@ -105,7 +107,8 @@ func tunerPath(t testing.TB) string {
 	return path
 }
 
-// tunerCommand returns a command that runs tuner. If the study's server is tuner too, it is the same program.
+// tunerCommand returns a command that runs tuner. A study whose server is also tuner starts the same program, because
+// its directory comes first in PATH.
 func tunerCommand(ctx context.Context, t testing.TB, args ...string) *exec.Cmd {
 	t.Helper()
 	path := tunerPath(t)

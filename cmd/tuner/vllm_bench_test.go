@@ -22,15 +22,15 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// These are the least length and the least number of requests of the load with which both tools measure the winner.
+// Both tools measure the winner with a load of at least this length and this number of requests.
 const (
 	compareSeconds     = 10
 	compareMinRequests = 300
 )
 
-// The test compares the medians of quietRounds rounds, because one disturbance on a shared machine moves a p99 by more than the
-// test allows. It runs more rounds, up to maxRounds, until quietRounds rounds are quiet. A round is quiet if other work took at most
-// maxForeign of the machine. The quietest rounds count.
+// The test compares the medians of quietRounds rounds, because one disturbance on a shared machine moves a p99 by more
+// than the test allows. It runs more rounds, up to maxRounds, until quietRounds rounds are quiet. A round is quiet if
+// other work took at most maxForeign of the machine. The quietest rounds count.
 const (
 	quietRounds = 3
 	maxRounds   = 6
@@ -56,13 +56,14 @@ type benchRound struct{ ours, theirs benchRow }
 
 func (r benchRound) foreign() float64 { return max(r.ours.foreign, r.theirs.foreign) }
 
-// compareWinner starts the winner by hand and sends it the same load from vllm bench serve and from tuner bench. The arrivals are
-// Poisson at the highest rate that passed. The lengths have the same distribution, and answers are greedy and of pinned length.
-// Each round draws new prompts, so that none is in the prefix cache. The tools take turns in going first.
+// compareWinner starts the winner by hand and sends it the same load from vllm bench serve and from tuner bench. The
+// arrivals are Poisson at the highest rate that passed. The lengths have the same distribution, and answers are greedy
+// and of pinned length. Each round draws new prompts, so that none is in the prefix cache. The tools take turns in
+// going first.
 func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 	var best tinyBest
 	if err := s.read(ctx, &best, "best", "tiny"); err != nil {
-		t.Fatal(err) // best also fails if no trial met the SLO
+		t.Fatal(err) // `tuner best` also fails if no trial met the SLO
 	}
 	rate := best.Best.Capacity.Low
 	t.Logf("winner: trial %d at %g req/s: %q", best.Best.Number, rate, best.Best.Args)
@@ -88,8 +89,8 @@ func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 
 // round measures the server once with each tool.
 //
-// vllm bench serve stretches its arrivals so that the last of N requests is due at N/rate (get_request in vllm/benchmarks/serve.py).
-// Its rate is therefore set to N divided by the window in which the tuner sends N requests.
+// vllm bench serve stretches its arrivals so that the last of N requests is due at N/rate (get_request in
+// vllm/benchmarks/serve.py). Its rate is therefore set to N divided by the window in which the tuner sends N requests.
 func (s *tinyRun) round(ctx context.Context, t *testing.T, number int, url string, rate float64) benchRound {
 	t.Helper()
 	seed := uint64(number)
@@ -114,7 +115,8 @@ func (s *tinyRun) round(ctx context.Context, t *testing.T, number int, url strin
 	return r
 }
 
-// runTool runs one of the tools. It returns the output, and the share of the machine's CPU time that other processes used meanwhile.
+// runTool runs one of the tools. It returns the output, and the share of the machine's CPU time that other processes
+// used during the run.
 func (s *tinyRun) runTool(t *testing.T, cmd *exec.Cmd) (out []byte, foreign float64) {
 	t.Helper()
 	server := s.rig.processes(t)

@@ -26,8 +26,8 @@ type tinyCapacity struct {
 	}
 }
 
-// TestVLLMCapacity searches twice for the capacity of one real server, with different requests and arrivals. The two results must
-// agree within their own standard errors. The probes are short, so these errors are large.
+// TestVLLMCapacity searches twice for the capacity of one real server, with different requests and arrivals. The two
+// results must agree within their own standard errors. The probes are short, so these errors are large.
 func TestVLLMCapacity(t *testing.T) {
 	if testing.Short() {
 		t.Skip("the short form leaves out the capacity, which needs a quiet machine")
@@ -43,8 +43,8 @@ func TestVLLMCapacity(t *testing.T) {
 			defer server.stop()
 			var found [2]tinyCapacity
 			for i := range found {
-				// With two requests at a time, the tiny model gives some 16 answers of 64 tokens a second. The client on the same
-				// machine can send more than that.
+				// With two requests at a time, the tiny model gives about 16 answers of 64 tokens a second. The client
+				// on the same machine can send more than that.
 				out, foreign := s.runTool(t, exec.CommandContext(ctx, s.tuner, "bench", "--url", url, "--workload", "random",
 					"--input-tokens", "128", "--output-tokens", "64", "--range-ratio", "0.3", "--vocab-size", "4096", "--find-capacity",
 					"--rate", "12", "--max-rate", "100", "--requests", "300", "--seconds", "12", "--lead-in", "3s", "--budget", searchBudget(ctx, len(found)-i).String(),
@@ -61,11 +61,12 @@ func TestVLLMCapacity(t *testing.T) {
 	}
 }
 
-// maxSearch is the time for one search on a machine with enough time left.
+// maxSearch is the most time that one search may take.
 const maxSearch = 4 * time.Minute
 
-// searchBudget returns the time for each of the remaining searches. On a slow machine the start takes more of the test's time. Then
-// each search gets an equal share of the time that is left, less a minute to stop the server.
+// searchBudget returns the time for the next one of the remaining searches. It is maxSearch, or less if a slow start
+// has left too little time. Then the time until the test's deadline, minus one minute to stop the server, is divided
+// equally among the searches.
 func searchBudget(ctx context.Context, remaining int) time.Duration {
 	deadline, ok := ctx.Deadline()
 	if !ok {

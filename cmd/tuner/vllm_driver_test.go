@@ -16,8 +16,8 @@ import (
 	"vllmtuner/trial/vllmserve"
 )
 
-// Both versions of the real vllm bench serve send load to the simulated server. They accept the tuner's options and data set, and the
-// tuner reads their result files.
+// Both versions of the real vllm bench serve send load to the simulated server. They accept the tuner's options and
+// data set, and the tuner reads their result files.
 func TestRealVLLMBenchAsDriver(t *testing.T) {
 	for _, version := range []string{"0.14.1", "0.32.0"} {
 		t.Run(version, func(t *testing.T) {
@@ -66,7 +66,7 @@ func texts(t *testing.T) workload.Source {
 	return source
 }
 
-// startSim starts a simulated server as a child, with some flags added, and returns its URL.
+// startSim starts a simulated server as a child, with the given flags added, and returns its URL.
 func startSim(t *testing.T, flags ...string) string {
 	t.Helper()
 	port, err := unusedPort()

@@ -16,7 +16,7 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// shortFaults is the number of faults, from the beginning of realFaults, that the short form tests.
+// shortFaults is the number of faults that the short form of the test uses: the first ones of realFaults.
 const shortFaults = 4
 
 // realFaults are the faults that a test can cause in real vLLM without a GPU.

@@ -30,23 +30,24 @@ const (
 	manyApart  = 0.05 // above 8 streams, throughput and medians may differ by this share, or by the spread
 )
 
-// These limits say how far fields outside the spread may differ. vLLM's client stamps a token when its event loop reads it. tuner
-// bench uses the kernel's time of arrival. A server that knows when it wrote each token shows that vLLM's stamps are late and the
-// kernel's are not (docs/evidence/bench-accuracy.md). The runs on the simulated server agree to a thousandth, so there the late
-// stamps alone exceed the spread.
+// These limits are for a field whose difference exceeds the spread of the repeats. vLLM's client stamps a token when
+// its event loop reads it. tuner bench uses the kernel's time of arrival. A server that knows when it wrote each token
+// shows that vLLM's stamps are late and the kernel's are not (docs/evidence/bench-accuracy.md). On the simulated server
+// the repeats agree to a thousandth, so there only the late stamps exceed the spread.
 const (
-	// lateFirst, in ms, is how much lower tuner bench may report a latency that includes the first token.
+	// lateFirst, in ms: a latency that includes the first token may be lower by this much in tuner bench.
 	lateFirst = 5.0
 
-	// lateChunk, in ms per stream, is how far gaps may differ. vLLM parses the chunks of one step one after the other, each in
-	// 50 µs or more.
+	// lateChunk, in ms per stream, is how far the gaps between tokens may differ. vLLM parses the chunks of one step
+	// one after the other, each in 50 µs or more.
 	lateChunk = 0.1
 
-	// lateTPOT is the share by which TPOT may differ in either direction, as in the accuracy table.
+	// lateTPOT is the share by which TPOT may differ in either direction. docs/evidence/bench-accuracy.md uses the same
+	// limit.
 	lateTPOT = 0.01
 
-	// lateNext, in ms, is how much later tuner bench's first token may be in a closed loop. tuner bench sends the next request
-	// sooner, and that request then waits longer for the engine's next step.
+	// lateNext, in ms, is how much later tuner bench's first token may be in a closed loop. tuner bench sends the next
+	// request sooner, and that request then waits longer for the engine's next step.
 	lateNext = 1.0
 )
 
@@ -116,7 +117,7 @@ func (f comparedField) isMedian() bool {
 	return strings.HasPrefix(f.name, "median_") || strings.HasPrefix(f.name, "p50_")
 }
 
-// apart returns how much tuner bench's median exceeds vllm bench serve's.
+// apart returns by how much tuner bench's median exceeds that of vllm bench serve.
 func (f comparedField) apart() float64 { return medianOf(f.ours) - medianOf(f.theirs) }
 
 // String returns the field with the medians and ranges of both tools.
@@ -150,7 +151,8 @@ func (c comparedCase) judge(f comparedField) string {
 	return isOut
 }
 
-// isTemplate reports whether a field differs by the tokens of the chat template. Their number is the same in each request.
+// isTemplate reports whether the tokens of the chat template explain the difference in a field. Each request has the
+// same number of them.
 func (c comparedCase) isTemplate(f comparedField) bool {
 	if c.endpoint != workload.Chat || c.version != "0.14.1" {
 		return false
@@ -165,7 +167,8 @@ func (c comparedCase) isLate(f comparedField) bool {
 	return lowest <= f.apart() && f.apart() <= highest
 }
 
-// allowed returns the range in which the difference between tuner bench's and vllm bench serve's medians may lie.
+// allowed returns the range in which the difference between the medians may lie: tuner bench's minus vllm bench
+// serve's.
 func (c comparedCase) allowed(f comparedField) (lowest, highest float64) {
 	const intoTPOT = lateFirst / (shortAnswer - 1) // a first token that is stamped late shortens the time per token after it
 	next, waves := lateNext, float64(c.requests)/float64(c.streams)
@@ -276,14 +279,14 @@ median of its repeats and, in brackets, their range. "p50" and "median" are two 
 
 `
 
-// write puts this version's part into the file, and keeps the parts of other versions.
+// write puts the part of this vLLM version into the file, and keeps the parts of other versions.
 func (p *parity) write(t *testing.T, file string, busy float64) {
 	t.Helper()
 	title := "vLLM " + p.rig.version
 	replacePart(t, file, parityTitle, title, title+p.markdown(commitOf(t), busy))
 }
 
-// markdown returns this version's part without its title.
+// markdown returns the part of this vLLM version without its title.
 func (p *parity) markdown(commit string, busy float64) string {
 	var text, tables strings.Builder
 	fmt.Fprintf(&text, "\n\nCommit %s, %s, %d cores, %d repeats of each tool. The machine was busy for %.0f %% of the time, servers and tools included.\n\n",

@@ -37,8 +37,8 @@ type parityCase struct {
 	requests int
 }
 
-// parityCases has no rate that is a whole number. With such a rate, a request would be due at each full second, and chance would decide which of
-// vLLM's one-second buckets counts it.
+// parityCases has no rate that is a whole number. With such a rate, a request would be due at each full second, and
+// chance would decide which of vLLM's one-second buckets counts it.
 var parityCases = []parityCase{
 	{server: realServer, endpoint: workload.Completions, streams: 4, requests: 48},
 	{server: realServer, endpoint: workload.Completions, streams: 8, requests: 80},
@@ -65,8 +65,8 @@ func (c parityCase) String() string {
 	return fmt.Sprintf("%s, %s, %d requests in %d streams", c.server, c.endpoint, c.requests, c.streams)
 }
 
-// TestBenchParity sends the same prompts at the same times with tuner bench and with vllm bench serve, in turns, to real vLLM
-// and to the simulated server. It compares every field that both tools write.
+// TestBenchParity sends the same prompts at the same times with tuner bench and with vllm bench serve, in turns, to
+// real vLLM and to the simulated server. It compares every field that both tools write.
 func TestBenchParity(t *testing.T) {
 	file := os.Getenv(parityVariable)
 	if file == "" {
@@ -102,13 +102,14 @@ func TestBenchParity(t *testing.T) {
 type parity struct {
 	rig     *rig
 	repeats int
-	dir     string // has the prompts, results and logs
+	dir     string // directory with the prompts, results and logs
 	server  *child // real vLLM; nil before its start
 	cases   []comparedCase
 }
 
-// Each of the parityWords is one token, with and without a leading space, for the rig's model and for the simulated server. So vLLM
-// 0.14.1, which counts a prompt's tokens with the model's tokenizer, gets the same number as the server.
+// Each of the parityWords is one token, with and without a leading space, for the rig's model and for the simulated
+// server. So vLLM 0.14.1, which counts a prompt's tokens with the model's tokenizer, gets the same number as the
+// server.
 var parityWords = strings.Fields("self the name data file path line code key list type time open read text call from with not and for")
 
 // shortAnswer is the length in tokens of two thirds of the answers.
@@ -138,8 +139,8 @@ func (p *parity) drawPrompts(t *testing.T) {
 
 func (p *parity) prompts() string { return filepath.Join(p.dir, "prompts.jsonl") }
 
-// start stops the previous server and starts another one, without a prefix cache. With a cache, each run would find the prompts of the
-// previous run in it.
+// start stops the previous server and starts another one, without a prefix cache. With a cache, each run would find the
+// prompts of the previous run in it.
 func (p *parity) start(t *testing.T, server string) (url string) {
 	t.Helper()
 	const noCache = "--no-enable-prefix-caching"
@@ -154,8 +155,9 @@ func (p *parity) start(t *testing.T, server string) (url string) {
 	return url
 }
 
-// parityLayers makes a step of the model take about 5 ms instead of 1 ms. With the model's own two layers, eight streams keep both
-// cores of a small machine busy. Then the tool that uses more CPU would slow the server, and the figures would differ for that reason.
+// parityLayers makes a step of the model take about 5 ms instead of 1 ms. With the model's own two layers, eight
+// streams keep both cores of a small machine busy. Then the tool that uses more CPU would slow the server, and the
+// figures would differ for that reason.
 const parityLayers = `{"num_hidden_layers": 24}`
 
 // parityModel is the name of the model on both servers.
@@ -180,9 +182,9 @@ func (p *parity) compare(t *testing.T, url string, c parityCase) {
 // paritySeed decides the order in which tuner bench draws the rows of the file.
 const paritySeed = 1
 
-// parityRules fits both installed versions. Like 0.14.1, version 0.32.0 takes the chunk that names the role for the first token of a
-// chat (async_request_openai_chat_completions in vllm/benchmarks/lib/endpoint_request_func.py). Unlike 0.14.1, it does not take
-// the usage chunk for the end of the answer, but the two are only microseconds apart.
+// parityRules fits both installed versions. Both count the chunk that names the role as the first token of a chat
+// (async_request_openai_chat_completions in vllm/benchmarks/lib/endpoint_request_func.py). Only 0.14.1 counts the usage
+// chunk as the end of the answer, but this chunk comes only microseconds after the last token.
 const parityRules = string(bench.Rules0141)
 
 // parityGoodput is an E2E limit. In eight simulated streams, short answers keep the limit and long answers break it.
@@ -202,8 +204,8 @@ func (p *parity) ours(t *testing.T, url string, c parityCase) parityResult {
 	return readParityResult(t, "tuner bench", []byte(command(t, args...)))
 }
 
-// arrivals returns the requests of a case in the order in which tuner bench draws them from the file. They have no due times, because
-// each tool has its own options for the gaps.
+// arrivals returns the requests of a case in the order in which tuner bench draws them from the file. They have no due
+// times, because each tool has its own options for the gaps.
 func (p *parity) arrivals(t *testing.T, c parityCase) []workload.Arrival {
 	t.Helper()
 	source, err := workload.Open(workload.Spec{Kind: "jsonl", Path: p.prompts(), Endpoint: c.endpoint}, paritySeed)

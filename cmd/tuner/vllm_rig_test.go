@@ -18,7 +18,7 @@ import (
 	"time"
 )
 
-// A rig is one vLLM with its tiny model, installed by serverctl/vllmlab/setup.sh.
+// A rig is one installed vLLM with its tiny model. serverctl/vllmlab/setup.sh installs it.
 type rig struct {
 	version string
 	dir     string
@@ -45,7 +45,7 @@ func openRig(t *testing.T, version string) *rig {
 	return r
 }
 
-// env returns the environment for programs other than the tuner. As in the study file, each process has one thread.
+// env returns the environment for programs other than the tuner. Each process gets one thread, as in the study file.
 func (r *rig) env() []string {
 	return append(os.Environ(), "VLLM_CPU_KVCACHE_SPACE=1", "VLLM_CPU_OMP_THREADS_BIND=nobind", "OMP_NUM_THREADS=1",
 		"HF_HUB_OFFLINE=1", "TRANSFORMERS_OFFLINE=1", "VLLM_NO_USAGE_STATS=1")
@@ -57,8 +57,8 @@ type process struct {
 	start string // clock ticks from boot to start
 }
 
-// processes returns the processes that have files of the rig mapped. A search by name or by parent would miss some: vLLM renames its
-// children, and init adopts orphans.
+// processes returns the processes that have files of the rig mapped. A search by name or by parent would miss some:
+// vLLM renames its children, and init adopts orphans.
 func (r *rig) processes(t *testing.T) []process {
 	t.Helper()
 	entries, err := os.ReadDir("/proc")
@@ -84,14 +84,16 @@ func (r *rig) processes(t *testing.T) []process {
 	return all
 }
 
-// These are fields of /proc/PID/stat, counted from the field after the name. Their numbers in proc(5) are larger by three.
+// These are fields of /proc/PID/stat, counted from the field after the name. Their numbers in proc(5) are larger by
+// three.
 const (
 	userTicks   = 11
 	systemTicks = 12
 	startTime   = 19
 )
 
-// statOf returns the fields of /proc/PID/stat after the name, which may contain blanks. It returns nil if the process is gone.
+// statOf returns the fields of /proc/PID/stat after the name, which may contain blanks. It returns nil if the process
+// is gone.
 func statOf(pid int) []string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -116,7 +118,7 @@ func cpuTime(processes []process) time.Duration {
 // tick is the unit in which Linux reports CPU time on all common architectures (USER_HZ).
 const tick = time.Second / 100
 
-// machineTime returns two times since boot, summed over all cores: the busy time, and the busy and idle time.
+// machineTime returns two times since boot, summed over all cores: the busy time, and the sum of busy and idle time.
 func machineTime(t *testing.T) (busy, all time.Duration) {
 	t.Helper()
 	text, err := os.ReadFile("/proc/stat")
@@ -149,7 +151,8 @@ func (r *rig) checkNothingLeft(t *testing.T) {
 	t.Errorf("%d processes of vLLM are left: %v", len(left), left)
 }
 
-// serve starts vLLM as a user would, and returns its URL when it is ready. The server is stopped at the end of the test.
+// serve starts vLLM as a user would, and returns its URL when it is ready. The server is stopped at the end of the
+// test.
 func (r *rig) serve(t *testing.T, log string, args []string) (url string, server *child) {
 	t.Helper()
 	port, err := unusedPort()
@@ -201,7 +204,7 @@ func (c *child) done() bool {
 	}
 }
 
-// err returns how the child ended.
+// err waits until the child has ended, and returns the error of Wait.
 func (c *child) err() error {
 	<-c.exited
 	return c.result
@@ -213,8 +216,8 @@ func (c *child) kill() {
 	<-c.exited
 }
 
-// stop asks the child to end, and kills its group after ten seconds, because vLLM may wait for connections for ever. It returns when
-// the child has ended. A second call does nothing.
+// stop asks the child to end, and kills its group after ten seconds, because vLLM may wait for connections for ever. It
+// returns when the child has ended. A second call does nothing.
 func (c *child) stop() {
 	if c.done() {
 		return

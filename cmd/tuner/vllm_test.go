@@ -18,12 +18,12 @@ import (
 	"time"
 )
 
-// tinyStudy is a study that shows the effect of flags in minutes on two cores. With 128 tokens in, 64 tokens out and a p99 TTFT of
-// 150 ms, vLLM 0.14.1 on CPU carries about 16 req/s with 2 sequences, 30 with 4, and more than 100 with its defaults.
-// The rates end at 20, because vllm bench serve runs on the same two cores. At 30 req/s it once measured a p99 TTFT of 40 ms where
-// tuner bench measured 10 ms on the same server (medians of three rounds).
-// %[1]s is the rig's directory, %[2]s the line that allows speculation on dummy weights.
-// Seed 18 draws a point with 2 sequences, a point with speculation, and a point with a middling number of sequences.
+// tinyStudy is a study that shows the effect of flags in minutes on two cores. With 128 tokens in, 64 tokens out and a
+// p99 TTFT of 150 ms, vLLM 0.14.1 on CPU carries about 16 req/s with 2 sequences, 30 with 4, and more than 100 with its
+// defaults. The rates end at 20, because vllm bench serve runs on the same two cores. At 30 req/s it once measured a
+// p99 TTFT of 40 ms where tuner bench measured 10 ms on the same server (medians of three rounds). %[1]s is the rig's
+// directory, %[2]s the line that allows speculation on dummy weights. Seed 18 draws a point with 2 sequences, a point
+// with speculation, and a point with a middling number of sequences.
 const tinyStudy = `version: 1
 name: tiny
 model: %[1]s/tiny-qwen2
@@ -56,8 +56,9 @@ sampler: {name: random, seed: 18}
 
 const allowed = "allow_meaningless_speculation: true"
 
-// minSpread is the minimum ratio of the best to the worst capacity if flags have an effect. The rates end at 20 req/s: the best point
-// passes there, and a point with 2 sequences does not (about 16). If flags had no effect, all points would pass at 20 req/s.
+// minSpread is the ratio of the best to the worst capacity that shows that flags have an effect. The rates end at 20
+// req/s: the best point passes there, and a point with 2 sequences does not (about 16). If flags had no effect, all
+// points would pass at 20 req/s.
 const minSpread = 1.15
 
 // A tinyStatus has the fields that the test reads from `tuner status -o json`.
@@ -91,9 +92,9 @@ type tinyBest struct {
 	}
 }
 
-// TestVLLM runs a study against real vLLM as a user does. It kills the tuner in the middle of a trial and resumes the study. It
-// measures the winner with vllm bench serve too. The short form leaves out this comparison and the spread of the capacities, because
-// they need a quiet machine.
+// TestVLLM runs a study against real vLLM as a user does. It kills the tuner in the middle of a trial and resumes the
+// study. It measures the winner with vllm bench serve too. The short form leaves out this comparison and the spread of
+// the capacities, because they need a quiet machine.
 func TestVLLM(t *testing.T) {
 	tuner := buildTuner(t)
 	for _, version := range []string{"0.14.1", "0.32.0"} {
@@ -117,8 +118,8 @@ func TestVLLM(t *testing.T) {
 	}
 }
 
-// contextOf returns a context that ends 30 s before go test's time limit. At that limit, go test would end the test without stopping
-// its servers.
+// contextOf returns a context that ends 30 s before go test's time limit. At that limit, go test would end the test
+// without stopping its servers.
 func contextOf(t *testing.T) (context.Context, context.CancelFunc) {
 	deadline, ok := t.Deadline()
 	if !ok {
@@ -140,7 +141,7 @@ func buildTuner(t *testing.T) string {
 type tinyRun struct {
 	rig   *rig
 	tuner string // path of the binary
-	dir   string // has the study file, the logs and the studies
+	dir   string // directory with the study file, the logs and the studies
 	root  string
 }
 
@@ -188,8 +189,8 @@ func (s *tinyRun) start(t *testing.T, log string) *child {
 	return startChild(t, filepath.Join(s.dir, log), os.Environ(), s.tuner, "run", path, "--root", s.root)
 }
 
-// runAndKill kills the tuner while a trial with a stored probe measures its next probe. It returns the trial as it was stored before
-// the kill.
+// runAndKill kills the tuner while a trial with a stored probe measures its next probe. It returns the trial as it was
+// stored before the kill.
 func (s *tinyRun) runAndKill(ctx context.Context, t *testing.T) tinyTrial {
 	run := s.start(t, "run-1.log")
 	for ctx.Err() == nil && !run.done() {
@@ -280,8 +281,8 @@ func (s *tinyRun) checkTrials(ctx context.Context, t *testing.T) {
 
 var nonDefault = regexp.MustCompile(`non-default args: (\{.*\})`)
 
-// checkArgs compares the args that vLLM logs with the trial's point. It returns the args without the port, which differs between
-// starts.
+// checkArgs compares the args that vLLM logs with the trial's point. It returns the args without the port, which
+// differs between starts.
 func (s *tinyRun) checkArgs(t *testing.T, trial tinyTrial) string {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(s.root, "tiny", "logs", fmt.Sprintf("trial-%04d.log", trial.Number)))
@@ -300,7 +301,8 @@ func (s *tinyRun) checkArgs(t *testing.T, trial tinyTrial) string {
 	return regexp.MustCompile(`'port': \d+`).ReplaceAllString(said[1], "")
 }
 
-// checkSpeculation checks the result of a trial with speculation. vLLM 0.14.1 refuses speculation on CPU, 0.32.0 supports it.
+// checkSpeculation checks the result of a trial with speculation. vLLM 0.14.1 refuses speculation on CPU, 0.32.0
+// supports it.
 func (s *tinyRun) checkSpeculation(t *testing.T, trial tinyTrial) {
 	t.Helper()
 	if s.rig.version != "0.14.1" {

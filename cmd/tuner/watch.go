@@ -13,8 +13,8 @@ import (
 	"vllmtuner/studies/report"
 )
 
-// viewing is true while `tuner status --watch` runs. It has no step to finish, so main does not announce one after
-// Ctrl-C.
+// viewing is true while `tuner status --watch` runs. That command has no step to finish, so main does not announce one
+// after Ctrl-C.
 var viewing atomic.Bool
 
 // watchInterval is how often a watched study is read.
@@ -54,7 +54,7 @@ func watchStudy(c *cli.Context, finish <-chan struct{}, read func() (studies.Stu
 	}
 }
 
-// versionOf returns a text that changes when the study changes, but not when only ages have changed.
+// versionOf returns a text that changes when the study changes, but not when only the ages in the report change.
 func versionOf(study studies.Study) string {
 	word, _ := report.StateOf(study)
 	return fmt.Sprint(word, study.ID, study.Commits)

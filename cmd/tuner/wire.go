@@ -18,8 +18,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// starter returns the function that starts the plan's servers: simulated ones in virtual time, or real ones with their
-// files in dir.
+// starter returns the function that starts the plan's servers. Simulated servers run in virtual time. Real servers keep
+// their files in dir.
 func starter(p *plan.Plan, dir string) (trial.Start, error) {
 	if name := p.File.Server.Simulate; name != "" {
 		profile, err := sim.LoadProfile(name)

@@ -22,8 +22,8 @@ import (
 var goWords = regexp.MustCompile(`\b(open|lstat|stat|read|write|mkdir|unlinkat|fork/exec|readdirent|statfs) /|\b(open|lstat|stat|mkdir) [\w.]+: |strconv\.|(^|\s)(json|yaml): |goroutine|panic|` +
 	`runtime error|flag provided but not defined|parse error|%!|<nil>|0x[0-9a-f]{6}|exec: "|dial tcp|lookup .* on |unexpected end of JSON|invalid character`)
 
-// atLine matches the beginning of a message about a line of a study file. Such a message may be long: it lists all mistakes in
-// the file.
+// atLine matches the beginning of a message about a line of a study file. Such a message may be long: it lists all
+// mistakes in the file.
 var atLine = regexp.MustCompile(`^\S+:\d+(:\d+)?: `)
 
 // hangTime is far longer than any command here takes on a busy machine.
@@ -33,7 +33,7 @@ const hangTime = 45 * time.Second
 type wrongs struct {
 	dir      string
 	study    string            // path of a valid study file
-	root     string            // root directory; flagsRefuse makes the study small in it
+	root     string            // root directory; flagsRefuse runs the study named small in it
 	noFiles  map[string]string // paths that do not lead to a regular file; the key says what they lead to
 	badFiles []string          // paths of files with invalid contents
 }
@@ -41,7 +41,7 @@ type wrongs struct {
 func newWrongs(t *testing.T) *wrongs {
 	t.Helper()
 	dir := t.TempDir()
-	deep := filepath.Join(t.TempDir(), "a", "b", "c") // so that "../..", a wrong value too, is not a folder of another test
+	deep := filepath.Join(t.TempDir(), "a", "b", "c") // so deep that the wrong value "../.." does not lead to another test's folder
 	must(t, os.MkdirAll(deep, 0o700))
 	t.Chdir(deep) // a command may write a file whose name is a wrong value
 	w := &wrongs{dir: dir, root: filepath.Join(dir, "root")}
@@ -60,7 +60,8 @@ func newWrongs(t *testing.T) *wrongs {
 	return w
 }
 
-// check runs a command line and wants a helpful message: at most three lines, no goWords, and one of the names.
+// check runs a command line. If the command fails, its message must be helpful: at most three lines, no goWords, and
+// one of the names.
 func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string) {
 	t.Helper()
 	var stdout, stderr string
@@ -126,8 +127,8 @@ func TestEachFlagRefusesWhatItCannotTake(t *testing.T) {
 	flagsRefuse(t, func(_ string, values []string) []string { return values })
 }
 
-// Each flag of each command refuses one value from each list of wrongValues, and one of its misspellings. The length of the flag's
-// name picks them.
+// Each flag of each command refuses one value from each list of wrongValues, and one of its misspellings. The length of
+// the flag's name picks them.
 func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	flagsRefuse(t, func(flag string, values []string) []string {
 		if len(values) == 0 {
@@ -137,8 +138,8 @@ func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	})
 }
 
-// flagsRefuse gives each flag of each command wrong values, and misspells the flag. pick chooses from each list of wrongValues and
-// from the misspellings.
+// flagsRefuse gives each flag of each command wrong values, and misspells the flag. pick chooses from each list of
+// wrongValues and from the misspellings.
 func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string) {
 	t.Helper()
 	w := newWrongs(t)

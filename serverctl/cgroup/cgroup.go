@@ -17,13 +17,13 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// A Group is a cgroup that this process is in, or one above it.
+// A Group is a cgroup that this process is in, or an ancestor of such a cgroup.
 type Group struct {
 	Dir string // such as /sys/fs/cgroup/user.slice
 
 	root        fs.FS
 	v2          bool
-	controllers []string // of version 1; a group of version 2 may have the files of any controller
+	controllers []string // controllers of a group of version 1; a group of version 2 may have the files of any controller
 }
 
 // A membership is one line of /proc/self/cgroup, such as "4:cpu,cpuacct:/docker/1f3a" or "0::/user.slice" (cgroups(7)).
@@ -34,8 +34,9 @@ type membership struct {
 }
 
 // Groups returns the cgroups of this process and every visible group above them, in all hierarchies. A group comes
-// before its parent. In a container only part of a hierarchy is mounted: where our path is outside that part, the root
-// of the mount is the nearest visible group. root holds proc and sys; nil means "/". A kernel without cgroups gives none.
+// before its parent. In a container only part of a hierarchy is mounted. If our path is outside that part, the root of
+// the mount is the nearest visible group. root holds proc and sys; nil means "/". On a kernel without cgroups the
+// result is empty.
 func Groups(root fs.FS) ([]Group, error) {
 	if root == nil {
 		root = os.DirFS("/")
@@ -171,7 +172,7 @@ func (g Group) CPULimit() (cpus float64, file string, err error) {
 		text, file, err = g.read("cpu.cfs_quota_us") // -1 means none
 		text, err = text+" "+period, errors.Join(err, err1)
 	}
-	if errors.Is(err, fs.ErrNotExist) { // the root group, or the controller is off here
+	if errors.Is(err, fs.ErrNotExist) { // the root group and groups without this controller do not have the file
 		return 0, "", nil
 	}
 	if err != nil {
@@ -193,7 +194,7 @@ func (g Group) CPULimit() (cpus float64, file string, err error) {
 
 // MemoryLimit returns the group's limit and use of memory in bytes, and the file that sets the limit. An empty file
 // means no limit. Inactive file pages do not count as used: the kernel drops them before it refuses memory. The kubelet
-// counts so too.
+// counts in the same way.
 func (g Group) MemoryLimit() (limit, used int64, file string, err error) {
 	if !g.has("memory") {
 		return 0, 0, "", nil
@@ -225,7 +226,7 @@ func (g Group) MemoryLimit() (limit, used int64, file string, err error) {
 }
 
 // OOMKills returns how many of the group's processes the kernel killed for lack of memory, and the file that counts
-// them. Version 2 includes the groups below, version 1 does not. An empty file means that nothing counts them.
+// them. Version 2 includes the groups below, version 1 does not. An empty file means that no file counts them.
 func (g Group) OOMKills() (n int64, file string, err error) {
 	if !g.has("memory") {
 		return 0, "", nil
@@ -241,8 +242,8 @@ func (g Group) OOMKills() (n int64, file string, err error) {
 	return n, file, err
 }
 
-// Throttled returns for how long CPU limits have stopped this process so far: the longest time of its cgroup and those
-// above it. It is 0 where no cgroup counts it.
+// Throttled returns for how long CPU limits have stopped this process so far. This is the longest time of its cgroup
+// and the groups above it. It is 0 if no cgroup counts this time.
 func Throttled(root fs.FS) (longest time.Duration) {
 	groups, err := Groups(root)
 	if err != nil {
@@ -263,7 +264,8 @@ func Throttled(root fs.FS) (longest time.Duration) {
 	return longest
 }
 
-// counter reads a line such as "oom_kill 3" of one of the group's files. If the result file is empty, no line begins with key.
+// counter returns the number after key in one of the group's files, such as 3 in the line "oom_kill 3". If no line
+// begins with key, the returned file is empty.
 func (g Group) counter(name, key string) (n int64, file string, err error) {
 	text, file, err := g.read(name)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package doctor examines a machine, or a container, for a study: what it found, what would be missing, and what to do about
-// it, as data and as text. It never changes the machine.
+// Package doctor examines a machine, or a container, for a study. It reports what it found, what is missing, and what
+// to do about it, as data and as text. It never changes the machine.
 package doctor
 
 import (
@@ -28,12 +28,12 @@ type Report struct {
 	Store    *Store         `json:"store,omitempty"` // nil when no disk was examined
 }
 
-// GPUs are those of the machine, or of the container.
+// GPUs describes the GPUs of the machine, or of the container.
 type GPUs struct {
 	Source    string        `json:"source"`
-	None      string        `json:"none,omitempty"` // why there is none
+	None      string        `json:"none,omitempty"` // why there is no GPU
 	List      []gpu.GPU     `json:"list"`           // GPUs that the server will see
-	Hidden    int           `json:"hidden"`         // by CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES
+	Hidden    int           `json:"hidden"`         // how many GPUs CUDA_VISIBLE_DEVICES and NVIDIA_VISIBLE_DEVICES hide
 	Processes []gpu.Process `json:"processes"`      // processes that hold memory on the GPUs
 }
 
@@ -41,17 +41,17 @@ type GPUs struct {
 type Store struct {
 	Root   string      `json:"root"`
 	Mount  fence.Mount `json:"mount"`
-	Commit float64     `json:"commit_ms"` // until a small write is on the disk
+	Commit float64     `json:"commit_ms"` // time until a small write is on the disk
 	Text   string      `json:"text"`      // the same in words
 }
 
 // An Examination says what to examine.
 type Examination struct {
-	Need       host.Need // GPUs may be -1: all
+	Need       host.Need // Need.GPUs may be -1, which means all GPUs
 	Source     gpu.Source
 	SourceName string // nvidia-smi or dcgm
 	Machine    host.Machine
-	Lookup     func(name string) (string, bool) // of the server's environment, such as os.LookupEnv
+	Lookup     func(name string) (string, bool) // looks up a variable of the server's environment; for example os.LookupEnv
 }
 
 // Examine asks the source for the GPUs, and compares them and the machine with the need.
@@ -72,14 +72,14 @@ func Examine(ctx context.Context, e Examination) *Report {
 	return r
 }
 
-// Add adds findings, keeps the most serious first, and decides anew whether the machine is ready.
+// Add adds findings, sorts all findings with the most serious first, and decides again whether the machine is ready.
 func (r *Report) Add(findings ...host.Finding) {
 	r.Findings = append(r.Findings, findings...)
 	host.Sort(r.Findings)
 	r.Ready = r.Count(host.Error) == 0
 }
 
-// Count returns how many findings are so severe.
+// Count returns how many findings have this severity.
 func (r *Report) Count(severity host.Severity) int {
 	n := 0
 	for _, f := range r.Findings {
@@ -90,8 +90,8 @@ func (r *Report) Count(severity host.Severity) int {
 	return n
 }
 
-// AddMeans adds the means by which this machine lets the tuner find and end a server's processes. Each one alone is enough for
-// a server that behaves.
+// AddMeans adds the means by which this machine lets the tuner find and end a server's processes. One of them is enough
+// for a well-behaved server.
 func (r *Report) AddMeans() {
 	for _, means := range []struct {
 		name string
@@ -105,7 +105,8 @@ func (r *Report) AddMeans() {
 	}
 }
 
-// AddStore adds the disk for studies with its warnings. An error says why the disk cannot be used; store is then ignored.
+// AddStore adds the disk for studies with its warnings. An error says why the disk cannot be used; store is then
+// ignored.
 func (r *Report) AddStore(store Store, warnings []string, err error) {
 	if err != nil {
 		r.Add(host.Finding{Severity: host.Error, What: "studies", Have: err.Error()})
@@ -117,8 +118,8 @@ func (r *Report) AddStore(store Store, warnings []string, err error) {
 	}
 }
 
-// findGPUs asks the source. A machine without GPUs is an error only if the need names some; a source that fails is an error
-// unless the need is 0 GPUs.
+// findGPUs asks the source for the GPUs. If the machine has none, that is an error only if the need names some. If the
+// source fails, that is an error unless the need is 0 GPUs.
 func (r *Report) findGPUs(ctx context.Context, e Examination) {
 	reading, err := e.Source.Query(ctx)
 	switch failure, failed := errors.AsType[*gpu.Failure](err); {
@@ -144,7 +145,7 @@ func (r *Report) findGPUs(ctx context.Context, e Examination) {
 	r.findProcesses(ctx, e.Source)
 }
 
-// addLack adds the finding that GPUs are missing, or not known.
+// addLack adds the finding that GPUs are missing, or that their number is not known.
 func (r *Report) addLack(have, remedy string) {
 	f := host.Finding{Severity: host.Error, What: "GPUs", Have: have, Remedy: remedy}
 	switch {
@@ -156,7 +157,8 @@ func (r *Report) addLack(have, remedy string) {
 	r.Add(f)
 }
 
-// findProcesses lists the processes that hold memory on the GPUs that the server will see. Only nvidia-smi knows them.
+// findProcesses lists the processes that hold memory on the GPUs that the server will see. Only nvidia-smi reports
+// them.
 func (r *Report) findProcesses(ctx context.Context, source gpu.Source) {
 	smi, ok := source.(*gpu.NvidiaSMI)
 	if !ok || len(r.GPUs.List) == 0 {
@@ -174,7 +176,8 @@ func (r *Report) findProcesses(ctx context.Context, source gpu.Source) {
 	}
 }
 
-// maxOthersMiB is how much memory of a GPU others may use without a warning. A display, or a monitor, takes less.
+// maxOthersMiB is how much memory of a GPU other processes may use without a warning. A display or a monitoring program
+// takes less.
 const maxOthersMiB = 1024
 
 // InUse reports whether other processes use so much of a GPU's memory that a server would suffer.

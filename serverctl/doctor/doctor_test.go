@@ -24,7 +24,7 @@ func (s fixedSource) Query(context.Context) (gpu.Reading, error) {
 	return gpu.Reading{GPUs: s.gpus}, s.err
 }
 
-// h200 has been idle since its driver was loaded.
+// h200 returns an H200 that has been idle since its driver was loaded.
 func h200(index int) gpu.GPU {
 	return gpu.GPU{
 		Index: index, UUID: fmt.Sprintf("GPU-5ab4ffcb-1234-1234-1234-00000000000%d", index), Name: "NVIDIA H200", Driver: "580.173.02",
@@ -33,7 +33,7 @@ func h200(index int) gpu.GPU {
 	}
 }
 
-// gpuPod is a pod with limits of 96 GiB and of cpus CPUs.
+// gpuPod returns a pod with limits of 96 GiB of memory and of cpus CPUs.
 func gpuPod(cpus float64) host.Machine {
 	files, memory, processes := int64(1048575), int64(8<<20), int64(8255000)
 	return host.Machine{
@@ -49,7 +49,7 @@ func gpuPod(cpus float64) host.Machine {
 
 func unset(string) (string, bool) { return "", false }
 
-// People see the texts in testdata. Read the diff after UPDATE_SCRIPTS=1.
+// The texts in testdata are what people see. UPDATE_SCRIPTS=1 writes them again; read the diff before you commit it.
 func TestText(t *testing.T) {
 	busy, lost, divided := h200(1), h200(2), h200(3)
 	busy.UsedMiB, busy.FreeMiB, busy.Throttle = new(129000.0), new(14158.0), []string{"power cap", "hardware thermal slowdown"}

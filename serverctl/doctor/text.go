@@ -104,7 +104,7 @@ func (t *text) gpu(g gpu.GPU, processes []gpu.Process) {
 	}
 }
 
-// machine adds the lines on everything but the GPUs.
+// machine adds the lines on everything except the GPUs.
 func (t *text) machine(m host.Machine) {
 	limit := "no cgroup limit"
 	if m.Cores.Limit != nil {
@@ -125,7 +125,7 @@ func (t *text) machine(m host.Machine) {
 	t.limit("locked mem", m.Limits.LockedMemory, render.Bytes)
 }
 
-// limit adds a line, unless the limit is not known, which is a finding.
+// limit adds a line with a limit. An unknown limit gets no line here, because it is one of the findings.
 func (t *text) limit(name string, l *host.Limit, show func(int64) string) {
 	if l == nil {
 		return

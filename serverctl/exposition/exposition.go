@@ -1,6 +1,6 @@
 // Package exposition parses the text format in which Prometheus reads metrics. It never fetches a page.
 //
-// Version 0.67.5 of github.com/prometheus/common/expfmt panics on some foreign text, such as "{}".
+// It does not use github.com/prometheus/common/expfmt, whose version 0.67.5 panics on some foreign text, such as "{}".
 package exposition
 
 import (
@@ -18,7 +18,8 @@ type Sample struct {
 	Value  float64
 }
 
-// Parse parses a whole page. It ignores comments, including types: every value counts as it is.
+// Parse parses a whole page. It ignores comments, and also the metric types in them: it returns each value as it
+// stands.
 func Parse(text string) ([]Sample, error) {
 	var all []Sample
 	number := 0
@@ -67,7 +68,7 @@ func parseLabels(text string) (labels map[string]string, rest string, ok bool) {
 		}
 		name, after, _ := strings.Cut(text, "=")
 		after = strings.TrimLeft(after, " \t")
-		quoted, err := strconv.QuotedPrefix(after) // Prometheus escapes backslash, quote and line break as Go does
+		quoted, err := strconv.QuotedPrefix(after) // Prometheus escapes backslashes, quotes and line breaks as Go does
 		if err != nil || quoted[0] != '"' {
 			return nil, "", false
 		}

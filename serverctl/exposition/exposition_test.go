@@ -9,7 +9,7 @@ import (
 func TestParse(t *testing.T) {
 	for _, row := range []struct {
 		name, text string
-		want       []Sample // nil means an error
+		want       []Sample // nil means that Parse must return an error
 	}{
 		{"no labels", "up 1", []Sample{{"up", nil, 1}}},
 		{"empty labels", "up{} 1", []Sample{{"up", map[string]string{}, 1}}},
@@ -35,7 +35,7 @@ func TestParse(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add("#0\n{}") // on which expfmt 0.67.5 panics
+	f.Add("#0\n{}") // expfmt 0.67.5 panics on this text
 	f.Add("a{b=\"\\\\\"} NaN\n}{")
 	f.Fuzz(func(t *testing.T, text string) {
 		samples, err := Parse(text)

@@ -13,19 +13,19 @@ import (
 const (
 	// maxOutput is how many bytes of an answer are read. Sixteen GPUs take 4 KiB.
 	maxOutput = 1 << 20
-	// pipeGrace is how long to wait for the output of a dead nvidia-smi: a process that it left behind may hold the
-	// pipe.
+	// pipeGrace is how long to wait for the output of a dead nvidia-smi, because a process that it left behind may hold
+	// the pipe open.
 	pipeGrace = 500 * time.Millisecond
-	// killGrace is how long a killed nvidia-smi may take to disappear. One that waits inside a hanging driver never
-	// does.
+	// killGrace is how long a killed nvidia-smi may take to disappear. A process that waits inside a hanging driver
+	// never disappears.
 	killGrace = 2 * time.Second
 )
 
-// A child is one run of nvidia-smi, in its own process group. The kernel kills it when this process dies: nvidia-smi
-// -lms would run for ever.
+// A child is one run of nvidia-smi, in its own process group. The kernel kills the child when this process dies;
+// otherwise nvidia-smi -lms would run for ever.
 type child struct {
 	cmd    *exec.Cmd
-	exited chan struct{} // closed when it was reaped and its output is complete
+	exited chan struct{} // closed when the child was reaped and its output is complete
 	err    error         // result of Wait; read it only after exited is closed
 }
 
@@ -37,7 +37,8 @@ func start(path string, args []string, stdout, stderr io.Writer) (*child, error)
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	started := make(chan error)
 	go func() {
-		// The kernel sends the parent-death signal when the thread that forked dies, and Go ends idle threads as it likes.
+		// The kernel sends the parent-death signal when the thread that forked the child ends. Go may end idle threads
+		// at any time.
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		err := c.cmd.Start()
@@ -50,15 +51,15 @@ func start(path string, args []string, stdout, stderr io.Writer) (*child, error)
 	return c, <-started
 }
 
-// end kills the child and its process group, and waits until it is gone. It returns false if the child still exists
-// after killGrace. The goroutine then keeps waiting, and nobody else may use what the child writes to.
+// end kills the child and its process group, and waits until the child is gone. It returns false if the child still
+// exists after killGrace. The goroutine then keeps waiting, and nobody else may use the writers of the child's output.
 func (c *child) end(kill func(pid int) error) bool {
 	select {
 	case <-c.exited:
-		return true // its PID may already be reused
+		return true // the child has ended, so its PID may already be reused
 	default:
 	}
-	_ = kill(-c.cmd.Process.Pid) // it fails only if the child has just ended
+	_ = kill(-c.cmd.Process.Pid) // kill fails only if the child has just ended
 	select {
 	case <-c.exited:
 		return true
@@ -70,7 +71,7 @@ func (c *child) end(kill func(pid int) error) bool {
 // sigkill is the kill function outside tests.
 func sigkill(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
 
-// A bounded buffer keeps the first bytes written to it.
+// A bounded is a buffer that keeps the first maxOutput bytes written to it.
 type bounded struct {
 	buf  bytes.Buffer
 	full bool // more was written

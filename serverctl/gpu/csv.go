@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// A column is what nvidia-smi is asked for: its current name, then older ones.
+// A column is a field that nvidia-smi can report. It has the field's current name, and then older names.
 type column []string
 
 // throttleColumn has two names: drivers before 535 know only the second.
@@ -87,7 +87,7 @@ func (g *GPU) setThrottle(r row) error {
 	return nil
 }
 
-// leave keeps the source's words in place of a value.
+// leave stores the source's own words for a field without a value.
 func (g *GPU) leave(name, text string) {
 	if g.Unsaid == nil {
 		g.Unsaid = make(map[string]string)
@@ -118,7 +118,8 @@ func unsaid(text string) bool {
 	return slices.Contains([]string{"", "N/A", "Not Supported", "Insufficient Permissions", "Unknown Error", "ERR!"}, text)
 }
 
-// quantity parses a value that is never negative. A driver without the value may also write -1 or nan.
+// quantity parses a value that is never negative. It returns nil for a missing value, for which a driver may also write
+// -1 or nan.
 func quantity(text string) (*float64, error) {
 	if unsaid(text) {
 		return nil, nil
@@ -178,7 +179,7 @@ func isRow(line string) bool { return line != "" && !strings.HasPrefix(line, "WA
 // unknownField matches what nvidia-smi writes, on its standard output, for a column that it does not know.
 var unknownField = regexp.MustCompile(`Field "([^"]+)" is not a valid field to query`)
 
-// clip makes a foreign line printable: no control characters, and short enough for an error message.
+// clip makes a foreign line safe to print, without control characters, and short enough for an error message.
 func clip(text string) string {
 	const maxRunes = 120
 	text, _, _ = strings.Cut(strings.TrimSpace(text), "\n")

@@ -20,10 +20,10 @@ import (
 // maxMetrics is how many bytes of an exporter's page are read. Sixteen GPUs with all profiling fields take 200 KiB.
 const maxMetrics = 8 << 20
 
-// DCGM queries NVIDIA's DCGM exporter, which runs on the nodes of most clusters. It sees every GPU of its node, even
+// DCGM queries NVIDIA's DCGM exporter, which runs on the nodes of most clusters. It reports every GPU of its node, even
 // those of other containers: see Visible.
 type DCGM struct {
-	URL     string        // such as http://10.0.0.7:9400; /metrics is added where there is no path
+	URL     string        // such as http://10.0.0.7:9400; if it has no path, /metrics is added
 	Timeout time.Duration // limit for one answer; 0 means ten seconds
 }
 
@@ -63,7 +63,7 @@ func (d *DCGM) page(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", errors.New("its URL is not valid")
 	}
-	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // without a proxy: the exporter is on our node
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true}} // no proxy is used, because the exporter is on our node
 	answer, err := client.Do(request)
 	if err != nil {
 		return "", err // net/http hides passwords
@@ -91,15 +91,15 @@ var dcgmFigures = func() map[string]func(*GPU) **float64 {
 const (
 	// dcgmReserved is the memory that the driver keeps. Reserved, used and free make up the total.
 	dcgmReserved = "DCGM_FI_DEV_FB_RESERVED"
-	// dcgmThrottle is the mask of reasons, up to DCGM 3.2; dcgmEvents is its name since.
+	// dcgmThrottle names the mask of throttle reasons up to DCGM 3.2, and dcgmEvents names it in later versions.
 	dcgmThrottle, dcgmEvents = "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
 )
 
-// dcgmBlank is the lowest value that stands for "no value" (DCGM_INT32_BLANK in dcgm_structs.h; those of 64 bits and
-// of floating point are higher). The exporter omits most of them.
+// dcgmBlank is the lowest value that stands for "no value" (DCGM_INT32_BLANK in dcgm_structs.h). Such values of 64 bits
+// and of floating point are higher. The exporter omits most of them.
 const dcgmBlank = 0x7ffffff0
 
-// parseDCGM parses the exporter's text. A device that MIG has divided shows each of its instances.
+// parseDCGM parses the exporter's text. For a device that MIG has divided, it returns each instance as a GPU.
 func parseDCGM(text string) ([]GPU, error) {
 	samples, err := exposition.Parse(text)
 	if err != nil {

@@ -1,6 +1,6 @@
-// Package gpu tells which GPUs exist and what they do: memory, utilization, power, clocks, throttle reasons. It
-// starts nothing but nvidia-smi, and never links or opens NVML: a static binary that opens NVML crashes with SIGSEGV
-// on a machine with a GPU.
+// Package gpu tells which GPUs exist, and their memory, utilization, power, clocks and throttle reasons. It starts
+// nothing but nvidia-smi, and never links or opens NVML: a static binary that opens NVML crashes with SIGSEGV on a
+// machine with a GPU.
 package gpu
 
 import (
@@ -16,7 +16,7 @@ import (
 // fact about the machine, not a failure. The error that wraps it has the reason.
 var ErrNone = errors.New("no NVIDIA GPU")
 
-// A Source tells what the GPUs do at this moment. Its error is ErrNone, a *Failure, or the end of ctx.
+// A Source tells the state of the GPUs at this moment. Its error is ErrNone, a *Failure, or the end of ctx.
 type Source interface {
 	Query(ctx context.Context) (Reading, error)
 }
@@ -29,9 +29,9 @@ type Reading struct {
 
 // A GPU is a device, or an instance of a device that MIG has divided.
 //
-// A number is nil if its source does not tell it: nvidia-smi says [N/A], [Not Supported] or, for MIG and for other
-// users' containers, [Insufficient Permissions]. Nil differs from 0; JSON shows it as null. Unsaid has the source's
-// own words.
+// A number is nil if its source does not report it. nvidia-smi then says [N/A], [Not Supported] or, for MIG and for
+// other users' containers, [Insufficient Permissions]. Nil differs from 0; JSON shows it as null. Unsaid has the
+// source's own words.
 type GPU struct {
 	Index  int    `json:"index"`
 	UUID   string `json:"uuid"`
@@ -40,10 +40,10 @@ type GPU struct {
 	MIG    string `json:"mig,omitempty"` // "enabled" for a divided device, a profile such as "2g.20gb #3" for an instance
 
 	TotalMiB       *float64 `json:"total_mib"`
-	UsedMiB        *float64 `json:"used_mib"` // without the driver's reserve, so used + free is less than total
+	UsedMiB        *float64 `json:"used_mib"` // without the memory that the driver reserves, so used + free is less than total
 	FreeMiB        *float64 `json:"free_mib"`
 	Utilization    *float64 `json:"utilization_percent"` // share of the last 1/6 to 1 s in which a kernel ran
-	PowerW         *float64 `json:"power_w"`             // mean of the last second since Ampere; before, the last value
+	PowerW         *float64 `json:"power_w"`             // mean of the last second on Ampere and newer GPUs; on older ones the last value
 	PowerLimitW    *float64 `json:"power_limit_w"`
 	SMClockMHz     *float64 `json:"sm_clock_mhz"`
 	MemoryClockMHz *float64 `json:"memory_clock_mhz"`
@@ -53,11 +53,11 @@ type GPU struct {
 	// and nil when the source does not tell.
 	Throttle []string `json:"throttle"`
 
-	Unsaid map[string]string `json:"unsaid,omitempty"` // by the source's name of the field
+	Unsaid map[string]string `json:"unsaid,omitempty"` // the source's words for missing values, by the source's name of the field
 }
 
-// figures are the numbers of a GPU, by their names in nvidia-smi and in DCGM's dcgm_fields.h. Both sources give memory in
-// MiB, power in W, and clocks in MHz.
+// figures are the numbers of a GPU, by their names in nvidia-smi and in DCGM's dcgm_fields.h. Both sources give memory
+// in MiB, power in W, and clocks in MHz.
 var figures = []struct {
 	smi, dcgm string
 	of        func(*GPU) **float64
@@ -73,20 +73,21 @@ var figures = []struct {
 	{"temperature.gpu", "DCGM_FI_DEV_GPU_TEMP", func(g *GPU) **float64 { return &g.TemperatureC }},
 }
 
-// A reason to throttle.
+// A reason is one reason why a GPU limits its clocks.
 type reason struct {
 	name   string
 	normal bool
 }
 
-// reasons names the bits of nvmlClocksEventReason, formerly nvmlClocksThrottleReason, from the lowest (nvml.h). DCGM uses
-// the same mask. Settings and load give the normal reasons; the others mean that the machine needs attention.
+// reasons names the bits of nvmlClocksEventReason, formerly nvmlClocksThrottleReason, from the lowest bit (nvml.h).
+// DCGM uses the same mask. Settings and load cause the normal reasons; the others mean that the machine needs
+// attention.
 var reasons = []reason{
 	{"idle", true}, {"application clocks", true}, {"power cap", true}, {"hardware slowdown", false}, {"sync boost", true},
 	{"software thermal slowdown", false}, {"hardware thermal slowdown", false}, {"power brake", false}, {"display clock", true},
 }
 
-// Slowdowns returns the reasons to throttle that mean that the machine needs attention.
+// Slowdowns returns only those throttle reasons for which the machine needs attention.
 func (g GPU) Slowdowns() (names []string) {
 	for _, name := range g.Throttle {
 		if i := slices.IndexFunc(reasons, func(r reason) bool { return r.name == name }); i < 0 || !reasons[i].normal {
@@ -98,7 +99,7 @@ func (g GPU) Slowdowns() (names []string) {
 
 // throttle returns the names of the reasons in a mask. An unknown bit is named by its value.
 func throttle(mask uint64) []string {
-	words := []string{} // not nil: it is known that nothing limits the clocks
+	words := []string{} // empty and not nil means that nothing limits the clocks
 	for ; mask != 0; mask &= mask - 1 {
 		if i := bits.TrailingZeros64(mask); i < len(reasons) {
 			words = append(words, reasons[i].name)
@@ -109,7 +110,7 @@ func throttle(mask uint64) []string {
 	return words
 }
 
-// A Process has a context, and so memory, on a GPU.
+// A Process is a process with a context on a GPU, which takes memory there.
 type Process struct {
 	PID     int      `json:"pid"`      // process ID on the host, not in a container; 0 when the driver does not report it
 	GPU     string   `json:"gpu_uuid"` // the UUID of the device, even if the process uses an instance of it
@@ -119,7 +120,7 @@ type Process struct {
 // A Failure says that a source could not answer, although there may be GPUs.
 type Failure struct {
 	Doing  string // what was attempted
-	Why    string // what happened instead, with the source's own words
+	Why    string // what went wrong, with the source's own words
 	Remedy string // may be empty
 }
 

@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// queryLimit is the default time limit of an answer. A healthy nvidia-smi takes 30 ms to 2 s. It takes longest when
-// no program keeps the driver open (no persistence mode), and up to a second more for each of many GPUs.
+// queryLimit is the default time limit for an answer. A healthy nvidia-smi answers in 30 ms to 2 s. It is slowest when
+// no program keeps the driver open (no persistence mode). With many GPUs, each GPU can add up to a second.
 const queryLimit = 10 * time.Second
 
-// The return codes of nvidia-smi(1) that we use; they are those of nvmlReturn_t in nvml.h.
+// We use these return codes of nvidia-smi(1). They have the values of nvmlReturn_t in nvml.h.
 const (
 	codeDriverNotLoaded  = 9
 	codeLibraryNotFound  = 12
-	codeCorruptedInfoROM = 14 // a warning: the answer is complete
+	codeCorruptedInfoROM = 14 // only a warning: the answer is complete
 )
 
 // NvidiaSMI queries nvidia-smi. Several goroutines may use it. Its fields may be changed until the first call.
@@ -29,15 +29,15 @@ type NvidiaSMI struct {
 	Path    string        // path of the program; empty means nvidia-smi in PATH
 	Timeout time.Duration // limit for one answer; 0 means ten seconds
 
-	pause time.Duration       // before Watch starts again; 0 means firstPause
-	kill  func(pid int) error // nil means SIGKILL
+	pause time.Duration       // wait before Watch restarts nvidia-smi; 0 means firstPause
+	kill  func(pid int) error // kills a child; nil means with SIGKILL
 
 	mu      sync.Mutex
 	unknown []string // names of columns that this nvidia-smi has rejected
 	stuck   *child   // a child that survived SIGKILL
 }
 
-// Query returns all GPUs of the machine, or of the container.
+// Query returns all GPUs of the machine. In a container it returns only the GPUs of the container.
 func (n *NvidiaSMI) Query(ctx context.Context) (Reading, error) {
 	gpus, err := query(ctx, n, "--query-gpu", gpuColumns(), newGPU)
 	if err == nil && len(gpus) == 0 {
@@ -55,7 +55,8 @@ func (n *NvidiaSMI) Processes(ctx context.Context) ([]Process, error) {
 	return query(ctx, n, "--query-compute-apps", processColumns, newProcess)
 }
 
-// query gets a table. If nvidia-smi does not know some columns, query asks again without them and remembers that.
+// query asks nvidia-smi for a table. If nvidia-smi does not know some columns, query asks again without them. Later
+// queries leave them out at once.
 func query[T any](ctx context.Context, n *NvidiaSMI, option string, columns []column, read func(row) (T, error)) ([]T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.limit(), errTimeout)
 	defer cancel()
@@ -63,7 +64,7 @@ func query[T any](ctx context.Context, n *NvidiaSMI, option string, columns []co
 		names := n.names(columns)
 		text, complaints, err := n.run(ctx, option+"="+strings.Join(names, ","), "--format=csv,noheader,nounits")
 		if n.reject(names, text+complaints) && len(n.names(columns)) > 0 {
-			continue // each pass rejects a name, so the loop ends
+			continue // each pass rejects at least one name, so the loop ends
 		}
 		if err != nil {
 			return nil, err
@@ -76,7 +77,8 @@ func query[T any](ctx context.Context, n *NvidiaSMI, option string, columns []co
 	}
 }
 
-// names returns a name for each column that this nvidia-smi may know.
+// names returns one name for each column: the first that this nvidia-smi has not rejected. It leaves out a column whose
+// names are all rejected.
 func (n *NvidiaSMI) names(columns []column) (names []string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -88,7 +90,7 @@ func (n *NvidiaSMI) names(columns []column) (names []string) {
 	return names
 }
 
-// reject remembers which of the names nvidia-smi does not know, by its answer. It reports whether there are any.
+// reject remembers the names that nvidia-smi calls unknown in its answer. It reports whether there are any.
 func (n *NvidiaSMI) reject(names []string, answer string) (any bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -101,14 +103,14 @@ func (n *NvidiaSMI) reject(names []string, answer string) (any bool) {
 	return any
 }
 
-// errTimeout is the cause of an answer that came too late.
+// errTimeout is the cause with which a query's context ends when the answer comes too late.
 var errTimeout = errors.New("no answer in time")
 
 func (n *NvidiaSMI) limit() time.Duration { return cmp.Or(n.Timeout, queryLimit) }
 
 func (n *NvidiaSMI) program() string { return cmp.Or(n.Path, "nvidia-smi") }
 
-// run runs nvidia-smi to its end and returns its output, even if it failed.
+// run runs nvidia-smi until it ends. It returns the output even if nvidia-smi failed.
 func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr string, err error) {
 	path, err := n.find()
 	if err != nil {
@@ -132,7 +134,7 @@ func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr str
 	return stdout, stderr, n.verdict(c.err, stdout, stderr)
 }
 
-// find returns the program's path. It fails while an earlier run hangs in the kernel: another one would hang too.
+// find returns the program's path. It fails while an earlier run hangs in the kernel, because a new run would hang too.
 func (n *NvidiaSMI) find() (string, error) {
 	if err := n.left(); err != nil {
 		return "", err
@@ -149,7 +151,7 @@ func (n *NvidiaSMI) find() (string, error) {
 	return path, nil
 }
 
-// abandon ends a run that took too long, and returns why.
+// abandon ends a run whose context has ended, and returns the reason as an error.
 func (n *NvidiaSMI) abandon(ctx context.Context, c *child) error {
 	if err := n.end(c); err != nil {
 		return err
@@ -161,7 +163,7 @@ func (n *NvidiaSMI) abandon(ctx context.Context, c *child) error {
 		"the driver may hang: look for NVRM and Xid in the node's kernel log (dmesg)")
 }
 
-// end ends a child, and remembers one that cannot be ended.
+// end ends a child process. If the child survives, end remembers it and returns an error.
 func (n *NvidiaSMI) end(c *child) error {
 	kill := n.kill
 	if kill == nil {
@@ -176,7 +178,7 @@ func (n *NvidiaSMI) end(c *child) error {
 	return n.left()
 }
 
-// left returns an error while a run exists that could not be ended.
+// left returns an error while a child that could not be ended still exists.
 func (n *NvidiaSMI) left() error {
 	n.mu.Lock()
 	c := n.stuck
@@ -197,7 +199,7 @@ func (n *NvidiaSMI) failure(why, remedy string) error {
 	return &Failure{Doing: "ask " + n.program(), Why: why, Remedy: remedy}
 }
 
-// verdict returns what the end of a run means.
+// verdict returns the error for a run that has ended; nil means that its output is usable.
 func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
 	said := firstLine(stdout, stderr)
 	exit, ended := errors.AsType[*exec.ExitError](err)
@@ -205,7 +207,7 @@ func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
 		return fmt.Errorf("%w: %s says %q", ErrNone, n.program(), said)
 	}
 	switch {
-	case err == nil, errors.Is(err, exec.ErrWaitDelay): // ErrWaitDelay: a process that it left behind holds the pipe
+	case err == nil, errors.Is(err, exec.ErrWaitDelay): // ErrWaitDelay: nvidia-smi has ended, but a child of it holds the pipe
 		return nil
 	case !ended:
 		return n.failure(err.Error(), "")
@@ -221,7 +223,8 @@ func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
 	return n.failure(why, remedyFor(said))
 }
 
-// firstLine returns the first line that is no warning. nvidia-smi writes its errors to standard output.
+// firstLine returns the first line that is neither empty nor a warning. nvidia-smi writes its errors to standard
+// output.
 func firstLine(texts ...string) string {
 	for _, text := range texts {
 		for line := range strings.Lines(text) {
@@ -233,7 +236,7 @@ func firstLine(texts ...string) string {
 	return ""
 }
 
-// remedyFor returns the remedy for common driver errors.
+// remedyFor returns a remedy if nvidia-smi has reported a common error of the driver, and "" otherwise.
 func remedyFor(said string) string {
 	for _, known := range []struct{ words, remedy string }{
 		{"Driver/library version mismatch", "the driver was updated under its loaded kernel module: reboot the node, or reload the module"},

@@ -13,7 +13,8 @@ import (
 	"time"
 )
 
-// patient is a time limit that a stub keeps on two busy cores, even with the race detector.
+// patient is a time limit that is long enough for a simulated nvidia-smi on two busy cores, even with the race
+// detector.
 const patient = 20 * time.Second
 
 func TestQuery(t *testing.T) {
@@ -58,8 +59,8 @@ func asJSON(t *testing.T, v any) string {
 func TestQueryWithoutAnAnswer(t *testing.T) {
 	for _, row := range []struct {
 		name, role string
-		none       bool   // the error is ErrNone
-		want       string // part of the error
+		none       bool   // whether the error is ErrNone
+		want       string // text that the error must contain
 	}{
 		{"no device is a fact", "none", true, `says "No devices were found"`},
 		{"a driver that is not loaded is a fact", "nodriver", true, "couldn't communicate with the NVIDIA driver"},
@@ -132,16 +133,16 @@ func TestQueryEndsWithItsContext(t *testing.T) {
 	allGone(t, n.Path)
 }
 
-// interrupt ends the context of a query while nvidia-smi hangs, and returns how the query ends.
+// interrupt ends the context of a query while nvidia-smi hangs, and returns the error of the query.
 func interrupt(t *testing.T, n *NvidiaSMI, why error) error {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
-	go func() { // ends with the query, which is awaited below
+	go func() { // ends with the query; the select below waits for it
 		_, err := n.Query(ctx)
 		ended <- err
 	}()
-	awaitHang(t, n.Path) // from here on SIGTERM would not end it
+	awaitHang(t, n.Path) // from here on, the simulated nvidia-smi ignores SIGTERM
 	cancel(why)
 	select {
 	case err := <-ended:
@@ -152,7 +153,7 @@ func interrupt(t *testing.T, n *NvidiaSMI, why error) error {
 	}
 }
 
-// awaitHang waits until a stub hangs.
+// awaitHang waits until a simulated nvidia-smi hangs and ignores SIGTERM.
 func awaitHang(t *testing.T, path string) {
 	t.Helper()
 	eventually(t, "the stub to hang", func() bool {
@@ -178,7 +179,8 @@ func TestQueryDoesNotWaitForWhatItsProgramLeavesBehind(t *testing.T) {
 	allGone(t, n.Path)
 }
 
-// A process that waits inside the driver cannot be killed. Here, a kill function that does nothing simulates it.
+// A process that waits inside the driver cannot be killed. The test simulates this with a kill function that does
+// nothing.
 func TestQueryLeavesOneBehindThatCannotBeKilledAndStartsNoOther(t *testing.T) {
 	t.Parallel()
 	n := &NvidiaSMI{Path: stub(t, "hang"), Timeout: time.Minute, kill: func(int) error { return nil }}
@@ -234,7 +236,7 @@ func TestQueryOfFiguresThatAreNotTold(t *testing.T) {
 func TestQueryAsksOnlyForWhatTheProgramKnows(t *testing.T) {
 	for _, row := range []struct {
 		name, role string
-		runs       int // how often the first query runs
+		runs       int // how often the first query must start nvidia-smi
 		throttle   []string
 		limit      bool
 	}{
@@ -307,7 +309,7 @@ func TestThrottleNamesEveryBit(t *testing.T) {
 }
 
 func FuzzParseTable(f *testing.F) {
-	const maxMessage = 3000 // two clipped texts, with every letter escaped at worst
+	const maxMessage = 3000 // bytes: the error quotes two clipped texts, and quoting may escape every letter
 	f.Add("0, GPU-1, 580.1, 143771, 0, 143158, 0, 76.12, 700.00, 345, 3201, 29, 0x1, Disabled, NVIDIA H200\n")
 	f.Add("0, GPU-1, 580.1, [N/A], ERR!, -1, nan, inf, 1e400, , [GPU is lost], 29, 0xffffffffffffffff, Enabled, a, b\n")
 	f.Add("WARNING: x\n\n\x00\xff,,,,,,,,,,,,,,,,\n")

@@ -14,18 +14,19 @@ import (
 	"time"
 )
 
-// stubName begins the name under which the test binary acts as nvidia-smi; the rest of the name is its role.
+// stubName is a prefix. A test binary whose file name begins with it acts as nvidia-smi; the rest of the name is its
+// role.
 const stubName = "nvidia-smi."
 
 func TestMain(m *testing.M) {
 	if role, ok := strings.CutPrefix(filepath.Base(os.Args[0]), stubName); ok {
 		os.Exit(play(role, os.Args[1:]))
 	}
-	os.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise each stub would sleep for a second at its end
+	os.Setenv("GORACE", "atexit_sleep_ms=0") // otherwise the race detector would make each stub sleep for a second at its end
 	os.Exit(m.Run())
 }
 
-// stub returns the path of an nvidia-smi that plays a role, in a directory of its own.
+// stub makes a simulated nvidia-smi for a role, in a new directory, and returns its path.
 func stub(t *testing.T, role string) string {
 	t.Helper()
 	self, err := os.Executable()
@@ -39,7 +40,7 @@ func stub(t *testing.T, role string) string {
 	return path
 }
 
-// runs returns the PIDs of a stub's processes so far.
+// runs returns the PIDs of all processes that were started from a stub so far.
 func runs(t *testing.T, path string) []int {
 	t.Helper()
 	text, err := os.ReadFile(filepath.Join(filepath.Dir(path), "pids"))
@@ -57,11 +58,11 @@ func runs(t *testing.T, path string) []int {
 	return pids
 }
 
-// allGone fails the test when a process of a stub is alive.
+// allGone waits until all processes of a stub have ended. It fails the test if one is still alive after 20 s.
 func allGone(t *testing.T, path string) {
 	t.Helper()
 	for _, pid := range runs(t, path) {
-		// A grandchild is reaped by whoever is PID 1 here, some time.
+		// PID 1 of this machine reaps a grandchild, which may take a while.
 		eventually(t, fmt.Sprintf("process %d of %s to end", pid, filepath.Base(path)), func() bool {
 			text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 			if err != nil {
@@ -82,7 +83,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	}
 }
 
-// twoGPUs is the output for two H200 of driver 580.173.02: one idle, one under load.
+// twoGPUs is the output for two H200 GPUs with driver 580.173.02: one idle, one under load.
 var twoGPUs = []map[string]string{
 	{
 		"index": "0", "uuid": "GPU-5ab4ffcb-0000-0000-0000-000000000001", "name": "NVIDIA H200", "driver_version": "580.173.02",
@@ -105,7 +106,7 @@ var twoProcesses = []map[string]string{
 	{"pid": "4712", "gpu_uuid": "GPU-5ab4ffcb-0000-0000-0000-000000000002", "used_memory": "[N/A]"},
 }
 
-// play acts as nvidia-smi. Every role leaves its PID, so that the test can check that it is gone.
+// play acts as nvidia-smi. Every role writes its PID to a file, so that the test can check that the process is gone.
 func play(role string, args []string) int {
 	if err := leavePID(); err != nil {
 		fmt.Println(err)
@@ -205,7 +206,7 @@ func leavePID() error {
 	return f.Close()
 }
 
-// leaveChild starts a child that outlives the stub and holds its output open.
+// leaveChild starts a child that outlives the stub and holds the stub's output open.
 func leaveChild() error {
 	child := filepath.Join(filepath.Dir(os.Args[0]), stubName+"hang")
 	if err := os.Symlink(os.Args[0], child); err != nil {
@@ -225,7 +226,7 @@ func say(rows []map[string]string, fields []string) {
 	}
 }
 
-// sayKnown rejects the first unknown field as nvidia-smi does.
+// sayKnown prints the rows, or nvidia-smi's error about the first unknown field. It returns the exit code.
 func sayKnown(rows []map[string]string, fields []string, unknown ...string) int {
 	for _, name := range fields {
 		if slices.Contains(unknown, name) {
@@ -242,7 +243,7 @@ func sayKnown(rows []map[string]string, fields []string, unknown ...string) int 
 	return 0
 }
 
-// untold replaces numbers with words.
+// untold replaces all figures of the rows with words such as [N/A], as nvidia-smi does when it cannot tell a figure.
 func untold(words string, rows []map[string]string) []map[string]string {
 	for _, row := range rows {
 		for name := range row {

@@ -6,21 +6,21 @@ import (
 	"strings"
 )
 
-// Visible returns the GPUs of a reading that a program with this environment uses. lookup is os.LookupEnv, or the
-// same for the program's own environment.
+// Visible returns the GPUs of a reading that a program can use. Two environment variables of the program decide this.
+// lookup is os.LookupEnv, or a similar function for the environment of another program.
 //
-// CUDA_VISIBLE_DEVICES is interpreted as CUDA does (CUDA C++ Programming Guide, environment variables): indices and
-// UUIDs, which may be shortened, up to the first invalid one. If it is set but empty, no GPU is visible. Indices
-// follow the order of nvidia-smi, which is CUDA's own order for equal GPUs; for different ones set
-// CUDA_DEVICE_ORDER=PCI_BUS_ID.
+// Visible reads CUDA_VISIBLE_DEVICES as CUDA does (CUDA C++ Programming Guide, environment variables). The list holds
+// indices and UUIDs, and a UUID may be shortened. The first invalid entry ends the list. If the variable is set but
+// empty, no GPU is visible. Indices follow the order of nvidia-smi. CUDA has the same order if all GPUs are equal. For
+// different GPUs set CUDA_DEVICE_ORDER=PCI_BUS_ID.
 //
 // NVIDIA_VISIBLE_DEVICES is for the container's runtime, which has already applied it: nvidia-smi lists only the GPUs
-// that it let in. So all and indices remove nothing. Neither do void and "", which mean that this variable was not
-// used: CDI sets void even in containers with GPUs (NVIDIA Container Toolkit since 1.15). UUIDs do select, because a
-// DCGM exporter shows the whole node; none means no GPU.
+// that the runtime let in. So "all" and indices remove nothing. "void" and "" remove nothing either: they mean that the
+// runtime did not use this variable. CDI sets "void" even in containers with GPUs (NVIDIA Container Toolkit since
+// 1.15). UUIDs select GPUs, because a DCGM exporter shows all GPUs of the node. "none" means no GPU.
 //
-// A reading does not tell which device an instance of MIG (MIG-…) belongs to, so for an instance every divided device
-// is returned.
+// A reading does not tell which device an instance of MIG (MIG-…) belongs to. So if a list names an instance, Visible
+// returns every device that MIG divides.
 func Visible(reading Reading, lookup func(string) (string, bool)) []GPU {
 	gpus := reading.GPUs
 	if list, ok := lookup("NVIDIA_VISIBLE_DEVICES"); ok {
@@ -78,8 +78,8 @@ func isUUID(word string) bool {
 	return strings.HasPrefix(word, "GPU-") || strings.HasPrefix(word, "MIG-")
 }
 
-// byUUID returns the devices that a UUID, or its beginning, can mean. CUDA finds none if several match. In a reading
-// the instances of a device have its UUID.
+// byUUID returns the devices that a UUID, or the beginning of one, can mean. If a beginning fits several devices, it
+// returns none, as CUDA does. In a reading, the instances of a device have the UUID of the device.
 func byUUID(gpus []GPU, word string) []GPU {
 	if old, ok := strings.CutPrefix(word, "MIG-GPU-"); ok { // MIG-GPU-<uuid>/<instance>/<compute instance>, before R470
 		parent, _, _ := strings.Cut(old, "/")
@@ -98,7 +98,7 @@ func byUUID(gpus []GPU, word string) []GPU {
 	return found
 }
 
-// add appends the GPUs that are not yet in the list.
+// add appends those GPUs of more that are not yet in the list.
 func add(list, more []GPU) []GPU {
 	for _, g := range more {
 		if !slices.ContainsFunc(list, func(have GPU) bool { return have.UUID == g.UUID && have.MIG == g.MIG && have.Index == g.Index }) {

@@ -13,22 +13,23 @@ import (
 )
 
 const (
-	// minInterval is the least interval between readings: the driver updates its values every 1/6 s or slower.
+	// minInterval is the shortest interval between readings. The driver updates its values every 1/6 s or more slowly.
 	minInterval = 100 * time.Millisecond
-	// firstPause is the pause before a failed loop is restarted. It doubles while restarts fail, up to maxPause.
+	// firstPause is the pause before a failed nvidia-smi is restarted. It doubles while restarts fail, up to maxPause.
 	firstPause = time.Second
 	maxPause   = 30 * time.Second
-	// maxGarbage is how many bytes may come without a reading before the loop is restarted. A line has about 150.
+	// maxGarbage is how many bytes nvidia-smi may write without a complete reading; then it is restarted. A line has
+	// about 150 bytes.
 	maxGarbage = 256 << 10
 )
 
-// Watch calls got with a reading at each interval, at least 100 ms, until ctx ends. It then returns nil, and
-// nvidia-smi is gone, or a *Failure if nvidia-smi cannot be ended. It returns ErrNone when there is no GPU at the
-// beginning.
+// Watch calls got with a new reading once per interval until ctx ends. The interval is at least 100 ms. At the end
+// Watch returns nil if nvidia-smi has ended too, and a *Failure if nvidia-smi cannot be ended. If there is no GPU at
+// the beginning, Watch returns ErrNone.
 //
-// Watch keeps one nvidia-smi running, because a start costs far more than a query. If it dies, stalls, or writes
-// nonsense, Watch ends it and starts another after a pause of one second, which grows to 30 s while restarts fail.
-// One goroutine at a time calls got, which must be quick: no reading is taken meanwhile.
+// Watch keeps one nvidia-smi running, because a start costs far more than a query. If nvidia-smi dies, stalls or writes
+// nonsense, Watch ends it and starts another. The pause before the restart is one second, and grows to 30 s while
+// restarts fail. Calls of got never overlap. got must be quick, because Watch takes no reading while got runs.
 func (n *NvidiaSMI) Watch(ctx context.Context, every time.Duration, got func(Reading)) error {
 	every = max(every, minInterval)
 	first := cmp.Or(n.pause, firstPause)
@@ -57,8 +58,8 @@ func (n *NvidiaSMI) Watch(ctx context.Context, every time.Duration, got func(Rea
 	}
 }
 
-// loop keeps one nvidia-smi running and passes on its readings of the given number of GPUs, until it fails, stalls or
-// ctx ends. It returns how many readings there were.
+// loop runs one nvidia-smi and passes each reading of all GPUs to got. It returns when nvidia-smi fails or stalls, or
+// when ctx ends. gpus is how many GPUs a reading has; count is how many readings there were.
 func (n *NvidiaSMI) loop(ctx context.Context, every time.Duration, gpus int, got func(Reading)) (count int) {
 	path, err := n.find()
 	if err != nil {
@@ -89,8 +90,8 @@ func (n *NvidiaSMI) loop(ctx context.Context, every time.Duration, gpus int, got
 	return count
 }
 
-// passOn joins the lines of each round of a loop to a reading. It returns when the output ends, or has brought too many
-// bytes without a reading.
+// passOn reads the output of nvidia-smi and joins one line for each GPU to a reading. It returns when the output ends,
+// or when more than maxGarbage bytes come without a reading.
 func passOn(output io.Reader, names []string, gpus int, got func([]GPU)) {
 	var round []GPU
 	garbage := 0 // bytes since the last reading
@@ -98,10 +99,10 @@ func passOn(output io.Reader, names []string, gpus int, got func([]GPU)) {
 		garbage += len(lines.Bytes()) + 1
 		g, err := parseLine(strings.TrimSpace(lines.Text()), names, newGPU)
 		if err != nil {
-			continue // a warning, or the last words of a dying nvidia-smi
+			continue // a warning, or an error message of a dying nvidia-smi
 		}
 		if len(round) > 0 && g.Index <= round[len(round)-1].Index {
-			round = nil // a round was cut short, for example by a lost GPU
+			round = nil // a reading was cut short, for example by a lost GPU
 		}
 		if round = append(round, g); len(round) == gpus {
 			got(round)

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// A tally collects the readings of a Watch.
+// A tally collects the readings that Watch reports.
 type tally struct {
 	mu       sync.Mutex
 	readings []Reading
@@ -29,13 +29,14 @@ func (k *tally) count() int {
 	return len(k.readings)
 }
 
-// Two of the rows wait for a stall of 1.7 s each, because a stub may take most of a second to start on busy cores.
+// In two rows, Watch waits 1.7 s for each stalled nvidia-smi. The time cannot be shorter, because a stub may need most
+// of a second to start on busy cores.
 func TestWatch(t *testing.T) {
 	for _, row := range []struct {
 		name, role string
-		timeout    time.Duration // of one answer, and of a stall
+		timeout    time.Duration // limit for one answer, and for a silent loop
 		readings   int
-		runs       int // of nvidia-smi, until that many readings have come
+		runs       int // how many starts of nvidia-smi the test waits for
 	}{
 		{"one nvidia-smi brings many readings", "fine", patient, 10, 2},
 		{"a loop that dies is begun anew", "dies", patient, 6, 6},

@@ -29,35 +29,38 @@ type Finding struct {
 
 // A Need is what a server and its load require of a machine.
 type Need struct {
-	GPUs           int     `json:"gpus"`            // of one server; 0 means that it computes on the CPU
-	GeneratorCores float64 `json:"generator_cores"` // of the load generator; part of Cores
-	Streams        int     `json:"streams"`         // requests in flight at most
-	Certain        bool    `json:"-"`               // the number of Streams is certain, not only possible
-	Cores          float64 `json:"cores"`           // 0 derives it from the GPUs and the generator, see Filled
-	OpenFiles      int64   `json:"open_files"`      // 0 derives it from the streams
-	Shm            int64   `json:"shm_bytes"`       // free bytes; 0 derives them from the GPUs
+	GPUs           int     `json:"gpus"`            // GPUs of one server; 0 means that it computes on the CPU
+	GeneratorCores float64 `json:"generator_cores"` // cores of the load generator; Cores includes them
+	Streams        int     `json:"streams"`         // maximum of requests in flight
+	Certain        bool    `json:"-"`               // Streams requests will certainly be in flight; otherwise there may be fewer
+	Cores          float64 `json:"cores"`           // all cores; 0 means the sum for vLLM, GPUs and generator
+	OpenFiles      int64   `json:"open_files"`      // 0 means a number that Filled derives from the streams
+	Shm            int64   `json:"shm_bytes"`       // free bytes; 0 means a number that Filled derives from the GPUs
 }
 
-// DefaultStreams is how many requests may be in flight in a study: an H200 carries a few hundred.
+// DefaultStreams is the assumed maximum of requests in flight in a study. An H200 serves a few hundred at once.
 const DefaultStreams = 1024
 
 const (
-	// vllmCores are for the API server and the engine core, which never sleeps; each GPU's worker needs another core
-	// (vLLM 0.33, docs/configuration/optimization.md).
+	// vllmCores is one core for the API server and one for the engine core, which never sleeps. The worker of each GPU
+	// needs one more core (vLLM 0.33, docs/configuration/optimization.md).
 	vllmCores = 2
-	// filesPerStream is one socket of the generator, and a spare one while it reconnects.
+	// filesPerStream counts the load generator's socket, and a second socket while the generator reconnects.
 	filesPerStream = 2
-	// filesBeside are open files beside the connections: the log, the store, the metrics listener, pipes and libraries.
+	// filesBeside counts the other open files: the log, the store, the metrics listener, pipes and libraries.
 	filesBeside = 256
-	// minFiles is what every run needs: a study of two trials with eight streams had half as many open.
+	// minFiles is the number of open files that every run needs. A study of two trials with eight streams had half as
+	// many files open.
 	minFiles = 128
-	// shmAlone is the default of a container: enough for one GPU, whose worker communicates over pipes.
+	// shmAlone is the shared memory that a container has by default, in bytes. It is enough for one GPU, whose worker
+	// communicates over pipes.
 	shmAlone = 64 << 20
-	// shmParallel is for tensor parallelism: the rings of NCCL and vLLM between the workers take hundreds of MiB.
+	// shmParallel is the shared memory for tensor parallelism, in bytes. The ring buffers of NCCL and vLLM between the
+	// workers take hundreds of MiB.
 	shmParallel = 1 << 30
 )
 
-// Filled returns the need with its derived values filled in.
+// Filled returns the need with derived values for the zero fields Cores, OpenFiles and Shm.
 func (n Need) Filled() Need {
 	if n.Cores == 0 {
 		n.Cores = vllmCores + float64(n.GPUs) + n.GeneratorCores
@@ -88,7 +91,7 @@ func Check(m Machine, need Need) []Finding {
 	return all
 }
 
-// Sort puts the most severe findings first, and is stable.
+// Sort puts the most severe findings first. It keeps the order of equally severe findings.
 func Sort(findings []Finding) {
 	order := []Severity{Error, Warning, Fact}
 	slices.SortStableFunc(findings, func(a, b Finding) int {
@@ -96,9 +99,10 @@ func Sort(findings []Finding) {
 	})
 }
 
-// checkCores distinguishes a CPU limit from a small machine. When a pod has used its limit, all its threads stop for
-// the rest of each 100 ms, which spoils every measurement. On a small machine threads only take turns, and a laptop
-// should still run the demo and vLLM without a GPU.
+// checkCores treats a CPU limit more strictly than a small machine. The kernel enforces a CPU limit in periods of 100
+// ms: when a pod has used its share, all its threads stop until the period ends. That spoils every measurement. On a
+// small machine threads only take turns. A small machine gets only a warning, because a laptop should still run the
+// demo, and vLLM without a GPU.
 func checkCores(have Cores, need Need) []Finding {
 	want := need.Cores
 	var gpus string
@@ -122,8 +126,8 @@ func checkCores(have Cores, need Need) []Finding {
 	return nil
 }
 
-// CheckFiles compares the limit of open files with a need. Go raises the soft limit to the hard one when it starts,
-// and gives its children the original one. vLLM raises its own too.
+// CheckFiles compares the limit of open files with a need. A Go program raises its soft limit to the hard limit when it
+// starts, but starts its children with the original soft limit. vLLM raises its own soft limit too.
 func CheckFiles(have *Limit, need Need) []Finding {
 	need = need.Filled()
 	want := need.OpenFiles
@@ -142,7 +146,7 @@ func CheckFiles(have *Limit, need Need) []Finding {
 func checkShm(have Shm, need Need) []Finding {
 	want := need.Shm
 	if have.Total == 0 || have.Free >= want {
-		return nil // a missing one is listed among the unknown things
+		return nil // if there is no shared memory, Machine.Unknown says so
 	}
 	why := "one GPU"
 	if need.GPUs > 1 {
@@ -154,5 +158,5 @@ func checkShm(have Shm, need Need) []Finding {
 			"you can remove psm_* files of dead servers"}}
 }
 
-// formatCores formats a number of cores without needless digits.
+// formatCores formats a number of cores with at most two decimals.
 func formatCores(v float64) string { return strconv.FormatFloat(math.Round(100*v)/100, 'f', -1, 64) }

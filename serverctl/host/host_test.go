@@ -22,7 +22,7 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the machines' JSON in testdata")
 
-// roleVariable makes the test binary play a process instead of running the tests.
+// roleVariable tells the test binary to act as another process instead of running the tests.
 const roleVariable = "HOST_TEST_ROLE"
 
 func TestMain(m *testing.M) {
@@ -39,9 +39,10 @@ func TestMain(m *testing.M) {
 // segmentSize is the size of the files that processes share in these tests, in bytes.
 const segmentSize = 1 << 20
 
-// play holds files until the process is killed, each in the way that the word before it says.
+// play holds files until the process is killed. The words are pairs: how to hold a file (map, open or leave), and its
+// path.
 func play(words []string) error {
-	var open []*os.File // the collector closes a file without references
+	var open []*os.File // keeps the files open: the garbage collector closes a file without references
 	for i := 0; i+1 < len(words); i += 2 {
 		how, path := words[i], words[i+1]
 		path = strings.ReplaceAll(path, "PID", fmt.Sprint(os.Getpid()))
@@ -59,17 +60,17 @@ func play(words []string) error {
 		}
 		if how == "open" {
 			open = append(open, f)
-		} else if err := f.Close(); err != nil { // a mapping outlives the open file
+		} else if err := f.Close(); err != nil { // a mapping stays when its file is closed
 			return err
 		}
 	}
 	fmt.Println("ready")
-	time.Sleep(time.Minute) // ends by itself, so that a failing test leaves nothing behind for long
+	time.Sleep(time.Minute) // the process ends by itself, so a failing test leaves nothing behind for long
 	runtime.KeepAlive(open)
 	return nil
 }
 
-// start starts a process that holds files, and waits until it does.
+// start starts a process that holds files, and waits until the process holds them.
 func start(t *testing.T, role string) *exec.Cmd {
 	t.Helper()
 	cmd := exec.Command(os.Args[0])
@@ -96,7 +97,8 @@ func kill(cmd *exec.Cmd) {
 	}
 }
 
-// machine reads a recorded machine: its files, and what its kernel answers, in kernel.json.
+// machine reads a recorded machine from a txtar archive. kernel.json has the answers of the machine's kernel; the other
+// files are the machine's own.
 func machine(t *testing.T, name string) (Machine, *txtar.Archive) {
 	t.Helper()
 	archive, err := txtar.ParseFile(name)
@@ -109,7 +111,7 @@ func machine(t *testing.T, name string) (Machine, *txtar.Archive) {
 	}
 	var recorded struct {
 		CPUs                      int
-		Shm                       [2]int64 // size and free bytes; 0 when there is none
+		Shm                       [2]int64 // total and free bytes of /dev/shm; 0 when there is none
 		Files, Memlock, Processes unix.Rlimit
 	}
 	if err := json.Unmarshal(root["kernel.json"].Data, &recorded); err != nil {
@@ -194,8 +196,8 @@ func TestCheck(t *testing.T) {
 		name   string
 		change func(*Machine)
 		need   Need
-		want   []string // severity and what
-		text   string   // in the first finding
+		want   []string // Severity and What of each finding
+		text   string   // text that the first finding must contain
 	}{
 		{"a good machine has no finding", func(*Machine) {}, two, nil, ""},
 		{"a limit of 4 carries one GPU", func(m *Machine) { m.Cores = cores(64, 4) }, one, nil, ""},

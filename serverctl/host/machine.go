@@ -1,5 +1,5 @@
-// Package host tells what the machine lets us use: cores, memory, shared memory, limits. It also removes the shared
-// memory that one dead server has left. It never starts anything, and never uses a GPU.
+// Package host finds out what the machine lets us use: cores, memory, shared memory, limits. It also removes shared
+// memory that a dead server left behind. It never starts a process and never uses a GPU.
 package host
 
 import (
@@ -18,7 +18,7 @@ import (
 	"vllmtuner/serverctl/cgroup"
 )
 
-// A Machine tells what this process, and a server that it starts, may use. In a container that is less than the
+// A Machine tells what this process, and a server that it starts, may use. In a container this is less than the whole
 // machine has.
 type Machine struct {
 	Cores  Cores  `json:"cores"`
@@ -31,21 +31,21 @@ type Machine struct {
 
 // Cores are logical CPUs, as Linux and Kubernetes count them: a physical core with SMT counts as two.
 type Cores struct {
-	Usable   float64  `json:"usable"`             // at the same time: the lower of the two below
+	Usable   float64  `json:"usable"`             // how many can run at the same time: the lower of Affinity and Limit
 	Affinity int      `json:"affinity"`           // CPUs that the process may run on, by sched_setaffinity(2) and cpusets
 	Limit    *float64 `json:"limit"`              // CPU limit of the cgroups, in CPUs; nil means none
-	LimitAt  string   `json:"limit_at,omitempty"` // the file that sets it
+	LimitAt  string   `json:"limit_at,omitempty"` // the file that sets Limit
 }
 
 // Memory is in bytes.
 type Memory struct {
 	Total   int64  `json:"total_bytes"`
-	Free    int64  `json:"free_bytes"`         // MemAvailable, or the free room in the tightest cgroup if that is less
-	Limit   *int64 `json:"limit_bytes"`        // limit of the tightest cgroup; nil means none
-	LimitAt string `json:"limit_at,omitempty"` // the file that sets it
+	Free    int64  `json:"free_bytes"`         // MemAvailable, or what the fullest cgroup has left if that is less
+	Limit   *int64 `json:"limit_bytes"`        // the lowest limit of all cgroups; nil means none
+	LimitAt string `json:"limit_at,omitempty"` // the file that sets Limit
 }
 
-// Shm is the file system for shared memory. The cgroup that first touches a page pays for it.
+// Shm is the file system for shared memory. A page counts against the memory limit of the cgroup that touches it first.
 type Shm struct {
 	Dir   string `json:"dir"`
 	Total int64  `json:"total_bytes"` // 0 when there is none
@@ -54,8 +54,8 @@ type Shm struct {
 
 // Limits are the limits of setrlimit(2).
 type Limits struct {
-	// OpenFiles is the limit of this process. Go has raised its soft limit to the hard one, less one (package syscall,
-	// since Go 1.19). A server starts with the original soft limit.
+	// OpenFiles is the limit of this process. Go has raised the soft limit to one less than the hard limit (package
+	// syscall, since Go 1.19). A server starts with the original soft limit.
 	OpenFiles    *Limit `json:"open_files"`
 	LockedMemory *Limit `json:"locked_memory_bytes"`
 	Processes    *Limit `json:"processes"` // limit of the user's processes, threads included
@@ -70,13 +70,13 @@ type Limit struct {
 // DevShm is the directory of Linux's shared memory.
 const DevShm = "/dev/shm"
 
-// A Reader reads a Machine. The zero value reads this one.
+// A Reader reads a Machine. The zero value reads this machine.
 type Reader struct {
-	Root   fs.FS   // holds proc and sys; nil means the root of this machine
+	Root   fs.FS   // holds the directories proc and sys; nil means the root of this machine
 	kernel *kernel // nil means the kernel of this machine
 }
 
-// A kernel answers what no file tells. Tests replace it.
+// A kernel has the facts that only system calls tell, and no file. Tests replace it.
 type kernel struct {
 	cpus   int                                           // CPUs that the process may run on
 	rlimit func(resource int, to *unix.Rlimit) error     // getrlimit(2)
@@ -96,7 +96,7 @@ func (r Reader) Read() Machine {
 		if err == nil {
 			return
 		}
-		for line := range strings.Lines(err.Error()) { // one for each of the joined errors
+		for line := range strings.Lines(err.Error()) { // errors.Join gives each error its own line
 			m.Unknown = append(m.Unknown, what+": "+strings.TrimSpace(line))
 		}
 	}
@@ -120,7 +120,7 @@ func statfs(dir string) (total, free int64, _ error) {
 
 func (r Reader) limit(resource int) *Limit {
 	var l unix.Rlimit
-	_ = r.kernel.rlimit(resource, &l) // it fails only for a resource that Linux does not have
+	_ = r.kernel.rlimit(resource, &l) // getrlimit fails only for a resource that Linux does not have
 	return &Limit{ceiling(l.Cur), ceiling(l.Max)}
 }
 
@@ -131,7 +131,7 @@ func ceiling(n uint64) *int64 {
 	return new(int64(n))
 }
 
-// read returns the text of a file, given by its absolute path.
+// read returns the text of the file with this absolute path.
 func (r Reader) read(name string) (string, error) {
 	text, err := fs.ReadFile(r.Root, strings.TrimPrefix(path.Clean(name), "/"))
 	return string(text), err
@@ -151,7 +151,8 @@ func (r Reader) cores(c *Cores, groups []cgroup.Group) error {
 	return err
 }
 
-// cpuLimit returns the lowest CPU limit of all groups, in CPUs, and the file that sets it. An empty file means no limit.
+// cpuLimit returns the lowest CPU limit of all groups, in CPUs, and the file that sets it. If at is empty, there is no
+// limit.
 func cpuLimit(groups []cgroup.Group) (lowest float64, at string, _ error) {
 	var errs []error
 	for _, g := range groups {
@@ -164,7 +165,7 @@ func cpuLimit(groups []cgroup.Group) (lowest float64, at string, _ error) {
 	return lowest, at, errors.Join(errs...)
 }
 
-// value returns the rest of the line that begins with a name.
+// value returns the rest of the first line that begins with name, without the spaces around it.
 func value(text, name string) (string, bool) {
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, name); ok {
@@ -191,9 +192,9 @@ func (r Reader) memory(m *Memory, groups []cgroup.Group) error {
 	return errors.Join(err1, err2, err3)
 }
 
-// memoryLimit returns the lowest memory limit of all groups in bytes, the file that sets it, and how many bytes are left
-// in the fullest group. An empty file means no limit. Version 1 writes a huge number for "no limit", so a limit above
-// the machine's memory does not count.
+// memoryLimit returns the lowest memory limit of all groups in bytes, and the file that sets it. If at is empty, there
+// is no limit. room is what the fullest group has left, in bytes. Version 1 of cgroups writes a huge number for "no
+// limit", so a limit above the machine's memory does not count.
 func memoryLimit(groups []cgroup.Group, total int64) (lowest int64, at string, room int64, _ error) {
 	var errs []error
 	for _, g := range groups {
@@ -213,7 +214,7 @@ func memoryLimit(groups []cgroup.Group, total int64) (lowest int64, at string, r
 	return lowest, at, room, errors.Join(errs...)
 }
 
-// kilobytes parses a line of /proc/meminfo, such as "MemTotal:  24684084 kB", and returns bytes.
+// kilobytes parses the line of /proc/meminfo that begins with name, such as "MemTotal:  24684084 kB". It returns bytes.
 func kilobytes(text, name string) (int64, error) {
 	line, ok := value(text, name)
 	number, isKB := strings.CutSuffix(line, " kB")

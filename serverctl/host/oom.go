@@ -9,8 +9,9 @@ import (
 	"vllmtuner/serverctl/cgroup"
 )
 
-// OOMKills returns how many processes the kernel has killed for lack of memory, and the file that counts them. It asks
-// our own cgroup, then those above it, then the whole machine. at is empty where nothing counts them.
+// OOMKills returns how many processes the kernel has killed for lack of memory, and the file that counts them. It takes
+// the first counter that exists: of our own cgroup, of a cgroup above it, or of the whole machine. at is empty if there
+// is no counter.
 func (r Reader) OOMKills() (n int64, at string, err error) {
 	if r.Root == nil {
 		r.Root = os.DirFS("/")

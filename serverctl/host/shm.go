@@ -16,28 +16,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A ShmWatch distinguishes the shared memory of one server from everybody else's, so that the files of a killed
-// server can be removed: psm_* of Python's multiprocessing.shared_memory, sem.mp-* of its semaphores, torch_<pid>_*
-// of torch's, and anything else that its processes had open. Several goroutines may use it.
+// A ShmWatch finds out which shared memory belongs to one server, so that it can be removed after the server was
+// killed. These are the files psm_* of Python's multiprocessing.shared_memory, sem.mp-* of its semaphores,
+// torch_<pid>_* of torch, and all other files that the server's processes had open. Several goroutines may use a
+// ShmWatch.
 type ShmWatch struct {
 	dir string
 
-	lease func(fd int) error // exclusive outside tests
+	lease func(fd int) error // the function exclusive, except in tests
 
 	mu      sync.Mutex
-	names   map[string]bool // files that existed before the server
-	inodes  map[uint64]bool // files that existed before the server
-	held    map[key]bool    // files that a member has held at any time
-	members map[int]bool    // the PIDs of all members so far
+	names   map[string]bool // names of files that existed before the server
+	inodes  map[uint64]bool // inodes of files that existed before the server
+	held    map[key]bool    // files that a process of the server has held at any time
+	members map[int]bool    // the PIDs of all processes of the server so far
 }
 
-// A key distinguishes a file from a later one with the same name.
+// A key identifies a file, and tells it from a later file with the same name.
 type key struct {
 	name  string
 	inode uint64
 }
 
-// listShm returns our user's regular files in a directory for shared memory. A missing directory has none.
+// listShm returns our user's regular files in a directory for shared memory. It returns none if there is no directory.
 func listShm(dir string) (map[key]bool, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -62,8 +63,8 @@ func listShm(dir string) (map[key]bool, error) {
 	return all, nil
 }
 
-// WatchShm must be called before the server starts: files that are already in the directory, normally DevShm, are not
-// the server's.
+// WatchShm must be called before the server starts. Files that are in dir by then are not the server's. dir is normally
+// DevShm.
 func WatchShm(dir string) (*ShmWatch, error) {
 	before, err := listShm(dir)
 	if err != nil {
@@ -79,9 +80,9 @@ func WatchShm(dir string) (*ShmWatch, error) {
 	return w, nil
 }
 
-// Observe records which files the server's processes have mapped or open now. Call it while the server is alive, at
-// least once when it is ready and once before it is stopped. It reads as much as `lsof -p` of the members, and
-// nothing when there are no new files. It skips a member that has ended.
+// Observe records which files the server's processes have mapped or open now. Call it while the server is alive: at
+// least once when it is ready and once before it is stopped. If there are new files, Observe reads as much of /proc as
+// `lsof -p` does for these processes. It skips a process that has ended.
 func (w *ShmWatch) Observe(pids []int) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -101,18 +102,19 @@ func (w *ShmWatch) Observe(pids []int) error {
 	return errors.Join(errs...)
 }
 
-// fresh returns the new files. It leaves out a file that reuses an earlier name or inode, because its owner is uncertain.
+// fresh returns the files that are new since WatchShm. It leaves out a file that reuses an earlier name or inode,
+// because its owner is uncertain.
 func (w *ShmWatch) fresh() (map[key]bool, error) {
 	now, err := listShm(w.dir)
 	maps.DeleteFunc(now, func(k key, _ bool) bool { return w.names[k.name] || w.inodes[k.inode] })
 	return now, err
 }
 
-// Sweep removes the files that the server has left, after its end, and returns their names. It removes a file only if
-// all of this holds: the file is new; a process of the server was seen to hold it, or its name carries such a process's
-// PID; it is a regular file of our own user; and the kernel grants us an exclusive lease (fcntl(2), F_SETLEASE). The kernel
-// does so only if nobody else has the file open or mapped, in any container and as any user. Where it knows no leases, as
-// in gVisor, the file stays.
+// Sweep removes the files that the server has left behind, and returns their names. Call it after the server's end.
+// Sweep removes a file only if all of this is true. The file is new. A process of the server was seen to hold it, or
+// its name contains the PID of such a process. It is a regular file of our own user. The kernel grants us an exclusive
+// lease (fcntl(2), F_SETLEASE). The kernel grants it only if nobody else has the file open or mapped, in any container
+// and as any user. If the kernel has no leases, as in gVisor, the file stays.
 func (w *ShmWatch) Sweep() (names []string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -128,7 +130,7 @@ func (w *ShmWatch) Sweep() (names []string, err error) {
 	if err != nil {
 		return nil, &fs.PathError{Op: "open", Path: w.dir, Err: err}
 	}
-	defer unix.Close(dir) // opened for reading: there is nothing to lose
+	defer unix.Close(dir) // opened only for reading, so an error loses nothing
 	var errs []error
 	for k := range left {
 		done, err := w.remove(dir, k)
@@ -143,8 +145,8 @@ func (w *ShmWatch) Sweep() (names []string, err error) {
 	return names, errors.Join(errs...)
 }
 
-// named reports whether a name carries the PID of a member, in the formats of torch's manager (c10,
-// torch_<pid>_<random>_<count>) and LLVM's OpenMP (__KMP_REGISTERED_LIB_<pid>_<uid>).
+// named reports whether a file name contains the PID of a process of the server. It knows the formats of torch's
+// manager (c10, torch_<pid>_<random>_<count>) and LLVM's OpenMP (__KMP_REGISTERED_LIB_<pid>_<uid>).
 func (w *ShmWatch) named(name string) bool {
 	for _, prefix := range []string{"torch_", "__KMP_REGISTERED_LIB_"} {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {
@@ -156,7 +158,7 @@ func (w *ShmWatch) named(name string) bool {
 	return false
 }
 
-// see records which of the files a process has mapped or open. A process that has ended holds none.
+// see records which of the files a process has mapped or open. A process that has ended has none.
 func (w *ShmWatch) see(pid int, files map[key]bool) error {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	mappings, err1 := os.ReadFile(filepath.Join(dir, "maps"))
@@ -181,12 +183,12 @@ func (w *ShmWatch) see(pid int, files map[key]bool) error {
 	return nil
 }
 
-// gone reports whether an error of a file below /proc/PID means that the process has ended.
+// gone reports whether an error about a file below /proc/PID means that the process has ended or has closed the file.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// mapped parses a line of /proc/PID/maps (proc(5)): address, rights, offset, device, inode, path. It ignores the
-// device, because bind mounts and overlays show another one there than stat(2). Name and inode together identify the
-// file.
+// mapped parses a line of /proc/PID/maps (proc(5)), whose fields are address, rights, offset, device, inode and path.
+// It ignores the device, which differs from that of stat(2) with bind mounts and overlays. Name and inode are enough to
+// identify the file.
 func mapped(line string) (key, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 6 || !strings.HasPrefix(fields[5], "/") {
@@ -200,7 +202,7 @@ func mapped(line string) (key, bool) {
 	return key{filepath.Base(name), inode}, true
 }
 
-// opened returns the key of the file behind a link of /proc/PID/fd, or the zero key if it is none of the files.
+// opened returns the key of the file that a link in /proc/PID/fd points to, or the zero key if it is not in files.
 func opened(link string, files map[key]bool) (key, error) {
 	target, err := os.Readlink(link)
 	if gone(err) {
@@ -214,7 +216,7 @@ func opened(link string, files map[key]bool) (key, error) {
 		if k.name != name {
 			continue
 		}
-		info, err := os.Stat(link) // the open file itself, even if its name now means another file
+		info, err := os.Stat(link) // Stat finds the open file even if another file has its name now
 		if gone(err) {
 			return key{}, nil
 		}
@@ -228,17 +230,17 @@ func opened(link string, files map[key]bool) (key, error) {
 	return key{}, nil
 }
 
-// remove removes one file while it holds a lease on it. A process that opens the file now must wait until it is
-// gone from the directory, and so shares it with nobody.
+// remove takes a lease on one file and then removes it. The lease makes a process that opens the file now wait until
+// the file is out of the directory. So nobody else uses the removed file.
 func (w *ShmWatch) remove(dir int, k key) (bool, error) {
 	fd, err := unix.Openat(dir, k.name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil // its owner has removed it
+		return false, nil // the owner has already removed it
 	}
 	if err != nil {
 		return false, err
 	}
-	defer unix.Close(fd) // opened for reading: there is nothing to lose
+	defer unix.Close(fd) // opened only for reading, so an error loses nothing
 	var stat unix.Stat_t
 	if err := unix.Fstat(fd, &stat); err != nil {
 		return false, err
@@ -248,7 +250,7 @@ func (w *ShmWatch) remove(dir int, k key) (bool, error) {
 	}
 	switch err := w.lease(fd); {
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		return false, nil // a process holds it, or the kernel knows no leases
+		return false, nil // a process holds it, or the kernel has no leases
 	case err != nil:
 		return false, err
 	}
@@ -258,8 +260,8 @@ func (w *ShmWatch) remove(dir int, k key) (bool, error) {
 	return true, nil
 }
 
-// exclusive takes a lease on an open file; closing the file ends it. It fails with EAGAIN when anybody else has the
-// file open or mapped (fs/locks.c, check_conflicting_open).
+// exclusive takes a lease on an open file; closing the file ends the lease. It fails with EAGAIN when anybody else has
+// the file open or mapped (fs/locks.c, check_conflicting_open).
 func exclusive(fd int) error {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
 	return err

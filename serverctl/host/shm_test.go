@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// shmDir returns an empty directory of shared memory, or an ordinary one if there is none.
+// shmDir returns an empty directory in shared memory. If there is no shared memory, it returns an ordinary directory.
 func shmDir(t *testing.T) string {
 	t.Helper()
 	dir, err := os.MkdirTemp(DevShm, "tuner-test-")
@@ -43,7 +43,7 @@ func observe(t *testing.T, w *ShmWatch, members ...*exec.Cmd) {
 	}
 }
 
-// sweep fails the test unless exactly these files are removed.
+// sweep calls Sweep, and fails the test unless Sweep removes exactly these files.
 func sweep(t *testing.T, w *ShmWatch, want ...string) {
 	t.Helper()
 	names, err := w.Sweep()
@@ -95,7 +95,7 @@ func TestSweepTakesWhatTheServerLeftAndNothingElse(t *testing.T) {
 	left(t, dir, "psm_older", "psm_other", "psm_shared", "psm_unseen", ofNeighbour)
 
 	kill(older)
-	kill(neighbour) // now nobody holds the file that both had
+	kill(neighbour) // now nobody holds psm_shared
 	sweep(t, w, "psm_shared")
 	sweep(t, w)
 	left(t, dir, "psm_older", "psm_other", "psm_unseen", ofNeighbour)

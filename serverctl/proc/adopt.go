@@ -25,20 +25,20 @@ var becomeSubreaper = sync.OnceValue(func() error {
 // SubreaperSupport returns why orphaned descendants do not become our children; nil means they do.
 func SubreaperSupport() error { return becomeSubreaper() }
 
-// direct reports whether this program forked the child itself. Otherwise the child is adopted: its parent died. A
-// direct child must be waited for by the code that started it, which needs its status. An adopted child has nobody
-// but us to reap it.
+// direct reports whether this program forked the child itself. Otherwise the child is adopted, because its parent died.
+// The code that started a direct child must wait for it, because it needs the exit status. Only we can reap an adopted
+// child.
 //
-// Go's os package tells them apart. It forks with CLONE_PIDFD and keeps the pidfd until it has the status
-// (ensurePidfd and pidfdWait in os/pidfd_linux.go of Go 1.26). So a direct child always has a pidfd in our descriptor
-// table, and an adopted one never.
+// Pidfds tell direct and adopted children apart. Go's os package forks with CLONE_PIDFD, and keeps the pidfd until it
+// has the exit status (ensurePidfd and pidfdWait in os/pidfd_linux.go of Go 1.26). So we always hold the pidfd of a
+// direct child, and never that of an adopted child.
 //
-// A kernel or sandbox may have no pidfds, which the first leader shows. Then the session tells them apart. A direct
-// child stays in our session, except the leaders and the watchdog, whose PIDs we know. A descendant of a tree has
-// left our session and cannot return (setsid(2) only makes new ones). An orphan that a plain child leaves in our
-// session is not reaped then: a zombie is better than a stolen status.
+// A kernel or sandbox may have no pidfds; the first leader shows this. Then the session decides. A direct child stays
+// in our session, except the leaders and the watchdog, whose PIDs we know. A descendant of a tree has left our session
+// and cannot return, because setsid(2) only makes new sessions. If another child of ours leaves an orphan in our
+// session, the orphan is not reaped: a zombie is better than a stolen status.
 //
-// A C library that forks without Go would look adopted; the tuner links none that does.
+// A child that a C library forks without Go would look adopted. The tuner links no such library.
 func (sc *scan) direct(s stat) bool {
 	if s.pid == sc.home.watchdog.pid() {
 		return true
@@ -52,11 +52,11 @@ func (sc *scan) direct(s stat) bool {
 		return s.session == sc.all[sc.self].session || sc.starting()
 	}
 	held, err := sc.held()
-	return err != nil || held[s.pid] // when in doubt, it is not ours to wait for
+	return err != nil || held[s.pid] // when in doubt, the child counts as direct, and we do not wait for it
 }
 
-// adopted reports whether a child of ours is adopted. It reads the process again to be certain: a direct child that
-// was reaped between the readings of /proc and of our pidfds looks adopted, but then it is gone.
+// adopted reports whether a child of ours is adopted. A direct child looks adopted if it was reaped after we read /proc
+// and before we read our pidfds. Such a child is gone, so adopted reads the process again.
 func (sc *scan) adopted(s stat) bool {
 	if sc.direct(s) {
 		return false
@@ -65,7 +65,7 @@ func (sc *scan) adopted(s stat) bool {
 	return err == nil && again.startTime == s.startTime
 }
 
-// starting reports whether a tree is being forked, so that its leader's PID is not known yet.
+// starting reports whether a tree is just being forked. The PID of its leader is not known yet.
 func (sc *scan) starting() bool {
 	for _, p := range sc.home.trees {
 		if p.record.PID == 0 {
@@ -75,17 +75,17 @@ func (sc *scan) starting() bool {
 	return false
 }
 
-// byAdoption finds the tree of a child of ours that has no mark: it left the session, cleared its environment, and
-// its parent died before any scan saw it. With one tree the answer is certain. With several, byAdoption waits until
-// only one tree is left that is older than the orphan, so the last such tree to be stopped ends it. Killing another
-// server's process would spoil a measurement, and no orphan may survive.
+// byAdoption finds the tree of a child of ours that has no mark. Such a child left its session and cleared its
+// environment, and its parent died before any scan saw it. If only one tree is older than the child, the child belongs
+// to that tree. If several are, byAdoption does not decide yet, because killing another server's process would spoil a
+// measurement. When only one of these trees is left, it gets the child, so that no orphan survives.
 //
-// A child that was ours before, or an orphan in our own session, belongs to no tree. The first process of a container
-// also inherits orphans of strangers. Those that a scan saw below a stranger have a mark; the others count as ours,
-// because the container is the server's.
+// A direct child belongs to no tree. Nor does an orphan that is in our own session or is older than all trees. The
+// first process of a container also inherits orphans of strangers. If a scan saw such an orphan below a stranger, its
+// mark says so. Otherwise the orphan counts as ours, because the container is the server's.
 func (sc *scan) byAdoption(s stat) (owner *Process, known bool) {
 	if sc.direct(s) {
-		return nil, !sc.starting() // it may be the leader that is being started
+		return nil, !sc.starting() // it may be a leader that is just being started
 	}
 	if s.session == sc.all[sc.self].session {
 		return nil, true
@@ -105,7 +105,8 @@ func (sc *scan) byAdoption(s stat) (owner *Process, known bool) {
 	return older[0], true
 }
 
-// reap waits for each adopted dead process by its PID. An adopted zombie keeps its PID until we wait for it.
+// reap waits for each adopted dead process by its PID. An adopted zombie keeps its PID until we wait for it, so no
+// other process can be meant.
 func (sc *scan) reap() {
 	for _, s := range sc.all {
 		if s.parent == sc.self && s.dead() && sc.adopted(s) {
@@ -114,7 +115,8 @@ func (sc *scan) reap() {
 	}
 }
 
-// heldPidfds returns the processes whose pidfd this process holds, from the Pid line of their fdinfo (proc(5)).
+// heldPidfds returns the PIDs of the processes whose pidfds this process holds. It reads them in /proc/self/fdinfo
+// (proc(5)).
 func heldPidfds() (map[int]bool, error) {
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
@@ -144,21 +146,21 @@ func heldPidfds() (map[int]bool, error) {
 }
 
 const (
-	// idleScanRatio bounds the cost of scans while nothing happens to 1/1000 of a core: the pause after a scan is 1000
-	// times as long as the scan. A scan takes about 1 ms for 100 processes.
+	// idleScanRatio makes the pause after a scan 1000 times as long as the scan. So scans cost at most 1/1000 of a core
+	// while nothing happens. A scan takes about 1 ms for 100 processes.
 	idleScanRatio = 1000
-	// The pause is at least minPause after a very fast scan, and at most maxPause after a slow one.
+	// The pause is at least minPause, even after a very fast scan, and at most maxPause, even after a slow one.
 	minPause, maxPause = time.Second, 10 * time.Second
-	// burstPause is the least pause between two scans when many children die.
+	// burstPause is the shortest pause between two scans while many children die.
 	burstPause = 100 * time.Millisecond
 )
 
-// startReaper starts to scan when a child dies, and from time to time. The scans reap, and they see processes while
-// their parents are alive. stop ends them and returns when the goroutine is gone.
+// startReaper starts a goroutine that scans when a child dies, and from time to time. Scans reap dead orphans. They
+// also see processes while their parents are still alive. stop ends the goroutine and returns when it is gone.
 func (h *registry) startReaper() (stop func()) {
 	quit := make(chan struct{})
 	children := make(chan os.Signal, 1)
-	signal.Notify(children, syscall.SIGCHLD) // also sent for an adopted child that is already dead
+	signal.Notify(children, syscall.SIGCHLD) // the kernel also sends it when we adopt a child that is already dead
 	var work sync.WaitGroup
 	work.Go(func() { h.reapUntil(quit, children) })
 	return func() {
@@ -177,7 +179,7 @@ func (h *registry) reapUntil(quit chan struct{}, children chan os.Signal) {
 			return
 		case <-children:
 			if !childWaits() {
-				continue // os/exec was faster, as it mostly is
+				continue // os/exec has already reaped the child, as it usually does
 			}
 		case <-timer.C:
 		}
@@ -194,17 +196,17 @@ func (h *registry) reapUntil(quit chan struct{}, children chan os.Signal) {
 	}
 }
 
-// scanOnce scans, and returns the pause until the next scan and whether the watchdog was seen dead.
+// scanOnce scans. It returns the pause until the next scan, and whether it found the watchdog dead.
 func (h *registry) scanOnce() (pause time.Duration, lost bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	begin := time.Now()
-	all, _ := h.scan() // the next scan tries again; Stop and Members report the error
+	all, _ := h.scan() // after an error the next scan tries again; Stop and Members report the error
 	dead, found := all[h.watchdog.pid()]
 	return min(max(minPause, idleScanRatio*time.Since(begin)), maxPause), found && dead.dead()
 }
 
-// childWaits reports whether a dead child waits to be reaped. WNOWAIT leaves it unreaped.
+// childWaits reports whether a dead child waits to be reaped. WNOWAIT makes the call leave it unreaped.
 func childWaits() bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)

@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// The starter of a child always gets its exit status, while orphans die and are reaped around it. Each child lies
-// there dead during a scan, which is the moment to steal its status. Sixty children find a missing check: each of
-// them is stolen without it.
+// The code that starts a child always gets its exit status, even while orphans die and are reaped. Each child is dead
+// during a scan, which could then steal its status. Sixty children are enough: without the check for direct children,
+// the status of every child is stolen.
 func TestNoStatusIsStolen(t *testing.T) {
 	for _, row := range []struct {
 		name     string
 		children int
 		pidfds   bool
-		leaves   manner // how children may be started: without pidfds a child that leaves our session looks like an orphan
+		leaves   manner // how every second child starts; without pidfds, a child that leaves our session looks like an orphan
 	}{
 		{"children are known by our pidfds", 60, true, leaving},
 		{"without pidfds they are known by their session", 30, false, inSession},
@@ -37,7 +37,7 @@ func TestNoStatusIsStolen(t *testing.T) {
 			made := strings.Count(said.String(), "made one")
 			const atOnce = 10
 			orphans := func() int { return strings.Count(said.String(), "made one") - made }
-			for first := 0; first < row.children || orphans() == 0 && first < 250; first += atOnce { // exit codes end at 255
+			for first := 0; first < row.children || orphans() == 0 && first < 250; first += atOnce { // the highest exit code is 255
 				waitForMany(t, first, atOnce, row.leaves)
 			}
 			if orphans() == 0 {
@@ -51,8 +51,8 @@ func TestNoStatusIsStolen(t *testing.T) {
 	}
 }
 
-// waitForMany starts children with the exit codes from first on, scans when all are dead, and only then waits for
-// them.
+// waitForMany starts n children, whose exit codes count up from first. It scans when all are dead, and only then waits
+// for them.
 func waitForMany(t *testing.T, first, n int, leaves manner) {
 	t.Helper()
 	children := map[int]*exec.Cmd{}
@@ -79,7 +79,7 @@ func waitForMany(t *testing.T, first, n int, leaves manner) {
 	}
 }
 
-// withoutPidfds hides that os/exec holds pidfds, as if the kernel had none.
+// withoutPidfds hides the pidfds that os/exec holds, as if the kernel had none.
 func withoutPidfds(t *testing.T) {
 	t.Helper()
 	set := func(held func() (map[int]bool, error)) {
@@ -91,11 +91,11 @@ func withoutPidfds(t *testing.T) {
 	t.Cleanup(func() { set(heldPidfds) })
 }
 
-// Orphans are reaped while the server is alive, not only when it is stopped.
+// Orphans are reaped while the server is alive, and not only when it is stopped.
 func TestOrphansAreReapedWhileTheServerLives(t *testing.T) {
 	p, said := startTalking(t, "zombie-maker", "made one")
 	eventually(t, "ten orphans", func() bool { return strings.Count(said.String(), "made one") >= 10 })
-	freeze(t, p.record.PID) // only those that are already dying still die
+	freeze(t, p.record.PID) // makes no more orphans; those that are already dying still die
 	eventually(t, "all orphans are reaped", func() bool {
 		left, err := descendants()
 		return err == nil && !slices.ContainsFunc(left, func(s stat) bool { return s.dead() && s.parent == os.Getpid() })
@@ -109,7 +109,7 @@ func TestOrphansAreReapedWhileTheServerLives(t *testing.T) {
 	nothingLeft(t)
 }
 
-// In a container the tuner is the first process: every orphan becomes its child, and nobody else reaps it.
+// In a container the tuner is the first process. Every orphan becomes its child, and nobody else can reap it.
 func TestTheFirstProcessOfAPIDNamespace(t *testing.T) {
 	cmd := command("init", inSession)
 	cmd.SysProcAttr = &syscall.SysProcAttr{
@@ -120,7 +120,7 @@ func TestTheFirstProcessOfAPIDNamespace(t *testing.T) {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
-	late := time.AfterFunc(3*waitLimit, func() { cmd.Process.Kill() }) // every process of its namespace dies with it
+	late := time.AfterFunc(3*waitLimit, func() { cmd.Process.Kill() }) // with the first process, its whole namespace dies
 	defer late.Stop()
 	text, err := cmd.CombinedOutput()
 	switch {
@@ -135,7 +135,7 @@ func TestTheFirstProcessOfAPIDNamespace(t *testing.T) {
 
 const cannotMount = "cannot mount /proc"
 
-// playInit plays the first process of a PID namespace. It has an orphan from outside the server, children of its own,
+// playInit plays the first process of a PID namespace. It has an orphan that is not the server's, children of its own,
 // and a server with a daemon.
 func playInit() error {
 	if os.Getpid() != 1 {
@@ -154,7 +154,7 @@ func playInit() error {
 	if err != nil || len(orphans) != 1 {
 		return fmt.Errorf("before the start our children are %+v, %v; want one orphan", orphans, err)
 	}
-	time.Sleep(50 * time.Millisecond) // start times are in ticks of 10 ms, and the leader must start in a later tick
+	time.Sleep(50 * time.Millisecond) // start times have steps of 10 ms, and the leader must start in a later step than the orphan
 	if err := initServes(); err != nil {
 		return err
 	}

@@ -15,18 +15,18 @@ import (
 	cgroups "vllmtuner/serverctl/cgroup"
 )
 
-// cgroupPrefix begins the name of a tree's cgroup; its token ends it.
+// The name of a tree's cgroup is cgroupPrefix followed by the tree's token.
 const cgroupPrefix = "tuner-"
 
-// groupLimit is how long the kernel may refuse to remove a cgroup whose last process has just died.
+// groupLimit is how long we try to remove a cgroup. The kernel may refuse for a moment after the last process has died.
 const groupLimit = time.Second
 
 // A cgroup is the directory of a cgroup v2 that holds one tree (Documentation/admin-guide/cgroup-v2.rst of Linux). A
-// forked process is in it too, whatever its session, environment and parents. Empty means none.
+// process that a member forks is in the cgroup too, whatever its session, environment and parents. Empty means none.
 type cgroup string
 
-// CgroupSupport returns why servers have no cgroup of their own; nil means that we may make one. In most containers and
-// on many desktops we may not write the cgroups, and nothing is wrong then.
+// CgroupSupport returns why servers have no cgroup of their own; nil means that we can make one. In most containers and
+// on many desktops we may not write to cgroups, which is normal.
 func CgroupSupport() error {
 	r, err := newRecord()
 	if err != nil {
@@ -36,7 +36,7 @@ func CgroupSupport() error {
 	return errors.Join(err, group.remove())
 }
 
-// newCgroup makes a cgroup below our own.
+// newCgroup makes a cgroup below our own cgroup, named after the token.
 func newCgroup(token string) (cgroup, error) {
 	own, err := cgroups.OwnV2(nil)
 	if err != nil {
@@ -58,7 +58,8 @@ func newCgroup(token string) (cgroup, error) {
 
 func (c cgroup) file(name string) string { return filepath.Join(string(c), name) }
 
-// directories returns the group's directory and those below it, parents first. It is no error when there are none.
+// directories returns the group's directory and those below it, parents first. It returns none if the group does not
+// exist.
 func (c cgroup) directories() ([]string, error) {
 	if c == "" {
 		return nil, nil
@@ -85,7 +86,7 @@ func (c cgroup) pids() ([]int, error) {
 	var pids []int
 	for _, directory := range directories {
 		text, err := os.ReadFile(filepath.Join(directory, "cgroup.procs"))
-		if vanished(err) || errors.Is(err, syscall.EOPNOTSUPP) { // a threaded group: the file of its domain lists the processes
+		if vanished(err) || errors.Is(err, syscall.EOPNOTSUPP) { // EOPNOTSUPP: a threaded group; the file of its domain lists the processes
 			continue
 		}
 		if err != nil {
@@ -96,7 +97,7 @@ func (c cgroup) pids() ([]int, error) {
 			if err != nil {
 				return nil, fmt.Errorf("read cgroup.procs of %s: %w", directory, err)
 			}
-			pids = append(pids, pid) // 0 for a process outside our PID namespace: no process has that PID
+			pids = append(pids, pid) // a process outside our PID namespace has the PID 0 here, which matches no process
 		}
 	}
 	return pids, nil
@@ -115,7 +116,7 @@ func (c cgroup) kill() error {
 	return errors.Join(err, f.Close())
 }
 
-// remove removes the group and those below it, which must hold no process. It is no error when there are none.
+// remove removes the group and those below it. They must hold no process. It is no error if the group does not exist.
 func (c cgroup) remove() error {
 	for deadline := time.Now().Add(groupLimit); ; time.Sleep(pollEvery) {
 		err := c.removeOnce()
@@ -134,7 +135,7 @@ func (c cgroup) removeOnce() error {
 		return err
 	}
 	for _, directory := range slices.Backward(directories) {
-		// Not os.Remove: it would remove files too, if this were not a cgroup.
+		// os.Remove would remove files too, if this were not a cgroup.
 		if err := syscall.Rmdir(directory); err != nil && !vanished(err) {
 			return err
 		}

@@ -10,7 +10,7 @@ import (
 func TestAServerStartsWithoutACgroup(t *testing.T) {
 	dir := t.TempDir()
 	useGroups(t, func(token string) (cgroup, error) {
-		group := filepath.Join(dir, cgroupPrefix+token) // an ordinary directory: clone3 refuses it
+		group := filepath.Join(dir, cgroupPrefix+token) // an ordinary directory, which clone3 refuses as a cgroup
 		return cgroup(group), os.Mkdir(group, 0o755)
 	})
 	p := start(t, "family", "ready")
@@ -23,7 +23,7 @@ func TestAServerStartsWithoutACgroup(t *testing.T) {
 	nothingLeft(t)
 }
 
-// Processes that fork faster than a scan can only be killed by the kernel.
+// If processes fork faster than a scan, only the kernel can kill them.
 func TestTheKernelKillsACgroup(t *testing.T) {
 	if err := CgroupSupport(); err != nil {
 		t.Skipf("there is no cgroup for a server here: %v", err)

@@ -11,13 +11,13 @@ import (
 // A treeState is what one scan found of a tree.
 type treeState struct {
 	living []stat // processes of our user, in ascending order
-	dead   []stat // waiting to be reaped, or reaped by this scan
+	dead   []stat // dead processes that wait to be reaped, or that this scan has reaped
 }
 
 // killAll kills the cgroup and sends SIGKILL to every member that scan finds, until two scans in a row are quiet. A
-// scan is quiet when it finds no living and no newly dead member. Finding nobody alive is not enough: after /proc was
-// listed, a process can fork another one and die before the scan reads it. While new members appear, killAll does not
-// pause, so that it is faster than a process that forks in a loop. It returns the PIDs of the processes it killed.
+// scan is quiet when it finds no living member and no newly dead member. It is not enough to find nobody alive: after
+// /proc was listed, a process can fork and die before the scan reads it. While new members appear, killAll does not
+// pause, so that it is faster than a process that forks in a loop. It returns the PIDs of the processes that it killed.
 func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed []int, err error) {
 	signalled, knownDead := map[int]stat{}, map[int]stat{}
 	var refused error
@@ -27,8 +27,8 @@ func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed [
 		if err != nil {
 			return killed, err
 		}
-		if first { // after the scan, which tells what there was to kill
-			_ = group.kill() // unknown before Linux 5.14; then the signals do it alone
+		if first { // only after the first scan, which tells what there was to kill
+			_ = group.kill() // fails before Linux 5.14; then the signals must be enough
 		}
 		living := append(found.living, dying(signalled, found.living)...)
 		if !addNew(knownDead, found.dead) && len(living) == 0 {
@@ -42,7 +42,7 @@ func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed [
 		}
 		for _, s := range living {
 			if err := killOne(s); err != nil {
-				refused = err // the other members must be killed all the same
+				refused = err // go on: the other members must be killed too
 			}
 			killed = append(killed, s.pid)
 		}
@@ -54,7 +54,7 @@ func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed [
 	return slices.Compact(killed), nil
 }
 
-// addNew adds processes to known, and reports whether any of them was new.
+// addNew adds processes to known. It reports whether known lacked any of them.
 func addNew(known map[int]stat, found []stat) (news bool) {
 	for _, s := range found {
 		if known[s.pid].startTime != s.startTime {
@@ -64,9 +64,9 @@ func addNew(known map[int]stat, found []stat) (news bool) {
 	return news
 }
 
-// dying returns the signalled processes that are neither dead nor listed as members. A process that ends first gives
-// up its memory, with the token in its environment, and leaves its cgroup. Only then it closes its files (do_exit in
-// kernel/exit.c of Linux). So it may still hold a port, or a GPU for seconds.
+// dying returns the signalled processes that are not dead yet, but no longer look like members. A process that ends
+// first frees its memory, which holds the token, and leaves its cgroup. It closes its files only afterwards (do_exit in
+// kernel/exit.c of Linux). So it may still hold a port, or, for seconds, a GPU.
 func dying(signalled map[int]stat, members []stat) []stat {
 	var left []stat
 	for pid, s := range signalled {
@@ -81,18 +81,18 @@ func dying(signalled map[int]stat, members []stat) []stat {
 	return left
 }
 
-// killOne opens the process and only then checks that it is the intended one: its PID may have been reused since the
-// scan. os.FindProcess holds a pidfd on Linux 5.4 and later, and Kill signals through it (pidfdFind and
-// pidfdSendSignal in os/pidfd_linux.go of Go 1.26).
+// killOne opens the process, and only then checks that it is the intended one, because the PID may have been reused
+// since the scan. os.FindProcess holds a pidfd on Linux 5.4 and later, and Kill signals through the pidfd (pidfdFind
+// and pidfdSendSignal in os/pidfd_linux.go of Go 1.26).
 func killOne(meant stat) error {
 	p, err := os.FindProcess(meant.pid)
 	if err != nil {
 		return fmt.Errorf("open process %d: %w", meant.pid, err)
 	}
-	defer p.Release() // it fails only after an earlier release
+	defer p.Release() // Release fails only if it was called before
 	s, err := readStat(meant.pid)
 	if err != nil || s.startTime != meant.startTime {
-		return nil // it has ended by itself
+		return nil // the process has ended by itself
 	}
 	if err := p.Kill(); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("kill process %d: %w", meant.pid, err)
@@ -100,7 +100,7 @@ func killOne(meant stat) error {
 	return nil
 }
 
-// pidsOf returns the PIDs, in the order given.
+// pidsOf returns the PIDs of the processes, in the same order.
 func pidsOf(members []stat) []int {
 	var pids []int
 	for _, s := range members {

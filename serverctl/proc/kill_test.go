@@ -2,13 +2,14 @@ package proc
 
 import "testing"
 
-// A process that is alive when /proc is listed and dead when it is read may have forked another that was not listed.
+// A process may be alive when /proc is listed, and dead when the scan reads it. Meanwhile it may have forked another
+// process that is not in the list.
 func TestKillAllGoesOnUntilNobodyIsNewlyDead(t *testing.T) {
 	const never = 1 << 30 // no process has this PID (PID_MAX_LIMIT is 4 million)
 	one, other, again := stat{pid: never, startTime: 1}, stat{pid: never + 1, startTime: 2}, stat{pid: never, startTime: 3}
 	for _, row := range []struct {
 		name  string
-		dead  [][]stat // scan by scan; later scans find nobody
+		dead  [][]stat // what each scan finds; later scans find nobody
 		scans int
 	}{
 		{"nobody", nil, 2},

@@ -1,11 +1,12 @@
 // Package proc starts a command in its own session, knows every process that descends from it, and owns this process
-// tree until it is gone. Nothing outlives the owner: a watchdog ends what a killed owner leaves behind, and the next
-// run reclaims what the watchdog could not. The package knows nothing of vLLM, and never finds a process by its name.
-// It is for Linux.
+// tree until it is gone. The command's own process is the leader of the tree, and each process of the tree is a member.
+// Nothing outlives the owner: a watchdog ends what a killed owner leaves behind, and the next run reclaims what the
+// watchdog could not end. The package knows nothing of vLLM, and never finds a process by its name. It is for Linux.
 //
-// A descendant has several marks, because it can lose each of them. A daemon leaves its session. env -i clears the token
-// in its environment. Only a process with rights over cgroups leaves its cgroup v2, if we may make one. The last mark is
-// its parents as we saw them. This process is also a child subreaper: it inherits descendants whose parent died.
+// The package knows members by several marks, because a process can lose each mark. A daemon leaves its session. env -i
+// clears the token in the environment. If we may make a cgroup v2 for the tree, only a process with rights over cgroups
+// can leave it. The last mark is the parents of a process, as we saw them. This process is also a child subreaper: it
+// becomes the parent of descendants whose own parent died.
 package proc
 
 import (
@@ -22,22 +23,27 @@ import (
 	"time"
 )
 
-// tokenVariable holds a token that marks a child and its descendants. A process keeps it when it leaves the session.
+// tokenVariable is the environment variable with the token that marks a child and its descendants. A process that
+// leaves the session keeps the token.
 const tokenVariable = "TUNER_SERVER_TOKEN"
 
 const (
-	// killLimit is how long processes may take to disappear after SIGKILL. Tearing down a CUDA context of 140 GiB takes
-	// less.
+	// killLimit is how long processes may take to disappear after SIGKILL. Even a CUDA context of 140 GiB is freed
+	// faster.
 	killLimit = 10 * time.Second
-	// outputGrace is how long to wait for the last output of a dead leader. A living process may hold the pipe open.
+	// outputGrace is how long to wait for the last output of a dead leader. We cannot wait for the end of the pipe,
+	// because a living process may hold it open.
 	outputGrace = 500 * time.Millisecond
-	// outputLimit is how long the writer may take for the last 64 KiB of the pipe: a disk may have a bad moment.
+	// outputLimit is how long the writer may take for the last 64 KiB of the pipe. It is long, because a disk may be
+	// slow for a moment.
 	outputLimit = 10 * time.Second
-	// pollEvery is the pause between two readings of /proc while waiting. One reading of 200 processes takes about 2 ms.
+	// pollEvery is the pause between two readings of /proc while we wait for processes. One reading of 200 processes
+	// takes about 2 ms.
 	pollEvery = 20 * time.Millisecond
 )
 
-// orphanGrace is how long processes may outlive their leader: nobody is left to tell them to end. Tests shorten it.
+// orphanGrace is how long processes may outlive their leader. It is short, because nobody is left to tell them to end.
+// Tests shorten it further.
 var orphanGrace = time.Second
 
 // A Spec says what to start.
@@ -50,21 +56,21 @@ type Spec struct {
 
 // A Process is a started command with all its descendants.
 type Process struct {
-	record Record // complete and fixed when Start has returned; until then guarded by the registry's lock
+	record Record // guarded by the registry's lock until Start returns, and complete and constant afterwards
 	cmd    *exec.Cmd
-	pipe   *os.File // read end of its output
+	pipe   *os.File // read end of the pipe for the output
 
-	exited    chan struct{} // closed when the leader was reaped
+	exited    chan struct{} // closed when the leader was reaped and its output read, or outputGrace is over
 	read      chan struct{} // closed when the output was read to its end
-	outputErr error         // first error of Spec.Output; to be read after read is closed
-	gone      atomic.Bool   // no member is alive any more; from then on a PID may mean another process
-	released  sync.Once     // the registry has forgotten it
+	outputErr error         // first error of Spec.Output; valid once the channel read is closed
+	gone      atomic.Bool   // set when no member is alive; from then on a PID may mean another process
+	released  sync.Once     // makes release act only once
 }
 
-// Start starts the command in its own session. The kernel kills it when this process dies, for whatever reason; the
-// watchdog (see Main), or Reclaim with its Record, then ends its descendants. The caller must call Stop, even when
-// the leader has exited. Start works without a cgroup and without a watchdog: see CgroupSupport and WatchdogSupport.
-// The first Start makes this process a child subreaper: orphaned descendants become its children.
+// Start starts the command in its own session. If this process dies, for whatever reason, the kernel kills the command.
+// Then the watchdog (see Main), or Reclaim with the Record, ends the descendants of the command. The caller must call
+// Stop, even when the leader has exited. Start works without a cgroup and without a watchdog: see CgroupSupport and
+// WatchdogSupport. The first Start makes this process a child subreaper: orphaned descendants become its children.
 func Start(spec Spec) (*Process, error) {
 	if len(spec.Argv) == 0 {
 		return nil, errors.New("start a process: no program is given")
@@ -88,13 +94,14 @@ func Start(spec Spec) (*Process, error) {
 		p.release()
 		return nil, fmt.Errorf("start %s: %w", spec.Argv[0], err)
 	}
-	home.watchdog.keep(p.record) // before the fork it got the token alone; now it can find the session too
+	home.watchdog.keep(p.record) // before the fork the watchdog got only the token; the complete record tells it the session too
 	go p.readOutput(spec.Output)
 	return p, nil
 }
 
-// run starts the leader and waits for it, on one thread. The kernel sends the parent-death signal when the thread
-// that forked dies (prctl(2)), and Go ends the thread of a goroutine that exits while locked to it.
+// run starts the leader and waits for it, on one locked thread. The kernel sends the parent-death signal as soon as the
+// thread that forked dies, even if the process lives on (prctl(2)). So the thread must live as long as the leader. Go
+// ends a thread if its goroutine exits without unlocking it.
 func (p *Process) run(spec Spec, input *os.File, started chan<- error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -103,7 +110,7 @@ func (p *Process) run(spec Spec, input *os.File, started chan<- error) {
 	if err != nil {
 		return
 	}
-	_ = p.cmd.Wait() // ProcessState keeps how it ended
+	_ = p.cmd.Wait() // p.cmd.ProcessState says how the leader ended
 	select {
 	case <-p.read:
 	case <-time.After(outputGrace):
@@ -111,8 +118,9 @@ func (p *Process) run(spec Spec, input *os.File, started chan<- error) {
 	close(p.exited)
 }
 
-// fork starts the leader in its cgroup, and without one if that fails. The error does not tell whether the cgroup or
-// the program is at fault: seccomp profiles answer ENOSYS to clone3, and a missing program gives ENOENT either way.
+// fork starts the leader in its cgroup. If that fails, fork starts it without a cgroup, because the error does not tell
+// whether the cgroup or the program is at fault. Seccomp profiles answer ENOSYS to clone3, and a missing program gives
+// ENOENT with a cgroup and without.
 func (p *Process) fork(spec Spec, input *os.File) error {
 	err := p.forkInto(p.record.group(), spec, input)
 	if err == nil || p.record.Cgroup == "" {
@@ -147,7 +155,7 @@ func (p *Process) forkInto(group cgroup, spec Spec, input *os.File) error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	s, err := readStat(cmd.Process.Pid) // not reaped yet, so its entry is there even if it is dead
+	s, err := readStat(cmd.Process.Pid) // the child is not reaped yet, so /proc has it even if it is dead
 	if err != nil {
 		return errors.Join(err, cmd.Process.Kill(), reaped(cmd.Wait()))
 	}
@@ -156,7 +164,7 @@ func (p *Process) forkInto(group cgroup, spec Spec, input *os.File) error {
 	return nil
 }
 
-// reaped drops an error that only says how a reaped process ended.
+// reaped drops an error of Wait that only says how the process ended.
 func reaped(err error) error {
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil
@@ -164,8 +172,8 @@ func reaped(err error) error {
 	return err
 }
 
-// readOutput reads until the last process that holds the pipe has ended. It continues when the writer fails, because
-// a full pipe would block the child. It buffers at most 32 KiB.
+// readOutput reads until the last process that holds the pipe has ended. It goes on when the writer fails, because a
+// full pipe would block the child. It buffers at most 32 KiB.
 func (p *Process) readOutput(w io.Writer) {
 	defer close(p.read)
 	defer p.pipe.Close()
@@ -183,14 +191,14 @@ func (p *Process) readOutput(w io.Writer) {
 	}
 }
 
-// Record is what a later owner needs to reclaim the process.
+// Record returns what a later owner needs to reclaim the tree.
 func (p *Process) Record() Record { return p.record }
 
-// Exited is closed when the leader has ended and its output was written. Other members may still be alive: see
-// Members.
+// Exited returns a channel that is closed when the leader has ended and its output was written. If a living process
+// holds the pipe, it is closed 500 ms after the leader's end. Other members may still be alive: see Members.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
-// State says how the leader ended. It is nil while the leader runs.
+// State returns how the leader ended. It is nil while the leader runs.
 func (p *Process) State() *os.ProcessState {
 	select {
 	case <-p.exited:
@@ -213,9 +221,10 @@ func (p *Process) state() (treeState, error) {
 	return home.state(p)
 }
 
-// Stop ends the tree: it sends SIGTERM to the leader, waits for grace, then sends SIGKILL to every member until none
-// is left. The end of ctx cuts only the grace short. Stop returns when no member is alive. It fails when a member
-// survives SIGKILL for ten seconds, or when the output could not be written. Stop may be called again.
+// Stop ends the tree. It sends SIGTERM to the leader, and waits until all members have ended, but at most for grace.
+// Then it sends SIGKILL to every member until none is left. The end of ctx only cuts the wait short. Stop returns when
+// no member is alive. It fails when a member survives SIGKILL for ten seconds, or when the output could not be written.
+// Stop may be called again.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	refused := p.terminate()
 	if refused == nil {
@@ -224,7 +233,7 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	if err := errors.Join(refused, p.kill()); err != nil {
 		return err
 	}
-	// No member writes any more. A stranger that was handed the pipe must not block the reader.
+	// No member writes any more. But a process outside the tree may hold the pipe, and must not block the reader.
 	_ = p.pipe.SetReadDeadline(time.Now().Add(outputGrace)) // fails when the reader has already finished
 	select {
 	case <-p.read:
@@ -245,7 +254,8 @@ func (p *Process) terminate() error {
 	return nil
 }
 
-// awaitEnd waits until the leader and its descendants have ended, but at most for grace.
+// awaitEnd waits until the leader and its descendants have ended, but at most for grace. After the leader's end it
+// waits at most orphanGrace.
 func (p *Process) awaitEnd(ctx context.Context, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -274,8 +284,8 @@ func (p *Process) kill() error {
 	return nil
 }
 
-// release removes a tree that is gone from the kernel, the watchdog and the registry. The cgroup goes first: if we
-// die in between, the watchdog still knows the tree.
+// release removes the cgroup of a tree that has ended, and makes the watchdog and the registry forget the tree. The
+// cgroup comes first: if we die in between, the watchdog still knows the tree.
 func (p *Process) release() {
 	p.released.Do(func() {
 		_ = p.record.group().remove() // a cgroup that cannot be removed is empty and harmless

@@ -22,12 +22,12 @@ import (
 func TestStopLeavesNothing(t *testing.T) { inBothWays(t, testStopLeavesNothing) }
 
 func testStopLeavesNothing(t *testing.T) {
-	const short = 100 * time.Millisecond // the grace of a process that will not use it
+	const short = 100 * time.Millisecond // grace for a process that does not end by SIGTERM
 	for _, row := range []struct {
 		name    string
 		role    string
 		ready   string
-		members int // before the stop; 0 when they come and go
+		members int // members before the stop; 0 when their number changes
 		freeze  bool
 		grace   time.Duration
 	}{
@@ -145,8 +145,9 @@ func TestStartErrorsNameTheProgram(t *testing.T) {
 	}
 }
 
-// The kernel sends the parent-death signal when the thread that forked dies, not when the process dies. Here the callers'
-// threads die, and Go ends threads as goroutines come and go. The test lasts 0.7 s, because the failure comes by chance.
+// The kernel sends the parent-death signal as soon as the thread that forked dies, even if the process lives on. In
+// this test the threads that call Start die, and Go ends and starts other threads; the child must survive. The test
+// lasts 0.7 s, because a failure comes by chance.
 func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
 	end := time.Now().Add(700 * time.Millisecond)
 	var churn sync.WaitGroup
@@ -191,7 +192,7 @@ func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
 	}
 }
 
-// A server that logs without end costs us 32 KiB, and can be stopped even if the writer is slow.
+// A server that logs without end costs us 32 KiB of memory. It can be stopped even if the writer is slow.
 func TestAFloodOfOutputIsHeldInBoundedMemory(t *testing.T) {
 	const mebibytes = 128
 	var received atomic.Int64
@@ -244,7 +245,7 @@ func (f writerFunc) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// Sixty cycles, so that a leak of one thing per cycle stands out.
+// The test runs sixty cycles, so that a leak of one thing per cycle stands out.
 func TestNothingLeaks(t *testing.T) {
 	program, err := exec.LookPath("true")
 	argv := []string{program}
@@ -264,8 +265,8 @@ func TestNothingLeaks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector would close files that we forgot
-	cycle()                                          // starts what lives as long as we do: the watchdog, Go's signal loop and poller
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // no garbage collection, which would close files that we forgot to close
+	cycle()                                          // the first cycle starts what lives as long as we do: the watchdog, Go's signal loop and poller
 	const cycles = 60
 	goroutines, fds := runtime.NumGoroutine(), openFiles(t)
 	for range cycles {

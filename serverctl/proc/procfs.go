@@ -21,15 +21,15 @@ type stat struct {
 	startTime uint64 // clock ticks since boot
 }
 
-// dead reports whether the process has ended and waits to be reaped. A process whose main thread alone has ended is
-// shown as a zombie too, but is alive.
+// dead reports whether the process has ended and waits to be reaped. If only the main thread of a process has ended,
+// the kernel shows the process as a zombie too, but it is alive.
 func (s stat) dead() bool {
 	return s.state == 'X' || s.state == 'x' || s.state == 'Z' && s.threads <= 1
 }
 
 func procPath(pid int, file string) string { return filepath.Join("/proc", strconv.Itoa(pid), file) }
 
-// processes returns every process of our PID namespace by its PID. A process that ends meanwhile may be missing.
+// processes returns every process of our PID namespace by its PID. A process that ends during the call may be missing.
 func processes() (map[int]stat, error) {
 	dir, err := os.Open("/proc")
 	if err != nil {
@@ -69,15 +69,15 @@ func readStat(pid int) (stat, error) {
 	return s, nil
 }
 
-// parseStat parses a line of /proc/PID/stat. The second field is the command in parentheses, which may hold spaces
-// and parentheses itself. The fields after it are the state and numbers.
+// parseStat parses a line of /proc/PID/stat. The second field is the command in parentheses; the command itself may
+// have spaces and parentheses. The fields after it are the state and numbers.
 func parseStat(line string) (stat, error) {
 	open, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	if open < 0 || end < open {
 		return stat{}, fmt.Errorf("no command in %q", line)
 	}
 	fields := strings.Fields(line[end+1:])
-	const needed = 20 // fields 3 to 22
+	const needed = 20 // fields 3 to 22 of the line
 	if len(fields) < needed || len(fields[0]) != 1 {
 		return stat{}, fmt.Errorf("only %d fields after the command in %q", len(fields), line)
 	}
@@ -90,9 +90,9 @@ func parseStat(line string) (stat, error) {
 	return s, errors.Join(err1, err2, err3, err4, err5)
 }
 
-// Listens reports whether only members of the tree listen on a TCP port of the loopback address: at least one socket
-// listens, and members hold every such socket. A stranger that shares the port (SO_REUSEPORT) would answer some of
-// the requests.
+// Listens reports whether members of the tree, and no others, listen on a TCP port of the loopback address. At least
+// one socket must listen, and members must hold every such socket. A foreign process that shares the port
+// (SO_REUSEPORT) would answer some of the requests.
 func (p *Process) Listens(port int) (bool, error) {
 	wanted := map[string]bool{}
 	for _, table := range []string{"tcp", "tcp6"} {
@@ -122,9 +122,9 @@ func (p *Process) Listens(port int) (bool, error) {
 	return len(wanted) == 0, nil
 }
 
-// listeners returns the inodes of the sockets that listen on a port, from the text of /proc/net/tcp or tcp6. The
-// fields are slot, local address:port in hex, remote, state (0A is LISTEN), queues, timer, retransmits, user,
-// timeout, inode.
+// listeners returns the inodes of the sockets that listen on a port. table is the text of /proc/net/tcp or tcp6. Its
+// fields are slot, local address:port in hex, remote, state (0A is LISTEN), queues, timer, retransmits, user, timeout,
+// inode.
 func listeners(table string, port int) []string {
 	suffix := fmt.Sprintf(":%04X", port)
 	var inodes []string
@@ -141,14 +141,14 @@ func listeners(table string, port int) []string {
 	return inodes
 }
 
-// reachable lists the local addresses that receive connections to 127.0.0.1, in the kernel's hex. Its words have the
-// byte order of the machine, which is little-endian wherever vLLM runs.
+// reachable lists the local addresses that receive connections to 127.0.0.1, in hex as the kernel writes them. The
+// words have the byte order of the machine, which is little-endian wherever vLLM runs.
 var reachable = []string{
 	"0100007F", "00000000", // 127.0.0.1 and any
 	"00000000000000000000000000000000", "0000000000000000FFFF00000100007F", // :: and ::ffff:127.0.0.1
 }
 
-// dropHeld removes the sockets that a process holds open.
+// dropHeld removes those sockets from the map that the process holds open.
 func dropHeld(sockets map[string]bool, pid int) error {
 	fds, err := os.ReadDir(procPath(pid, "fd"))
 	if vanished(err) {

@@ -14,19 +14,19 @@ import (
 	"syscall"
 )
 
-// A Record identifies a process tree beyond the life of its owner. It is stored before the server is used.
+// A Record identifies a process tree, even after the tree's owner has died. It is stored before the server is used.
 type Record struct {
-	PID       int    `json:"pid"`        // of the leader, which is also the session ID
-	StartTime uint64 `json:"start_time"` // of the leader, in clock ticks since boot (field 22 of /proc/PID/stat, proc(5))
+	PID       int    `json:"pid"`        // PID of the leader, which is also the session ID
+	StartTime uint64 `json:"start_time"` // start time of the leader, in clock ticks since boot (field 22 of /proc/PID/stat, proc(5))
 	BootID    string `json:"boot_id"`    // /proc/sys/kernel/random/boot_id
-	Token     string `json:"token"`      // in the environment of every descendant
-	// PIDNamespace is the owner's, such as "pid:[4026531836]". PIDs mean something only within it: a restarted container
-	// has the same boot ID and other PIDs.
+	Token     string `json:"token"`      // a random text in the environment of every descendant
+	// PIDNamespace is the PID namespace of the owner, such as "pid:[4026531836]". PIDs are valid only within it: a
+	// restarted container has the same boot ID, but other PIDs.
 	PIDNamespace string `json:"pid_namespace,omitempty"`
 	Cgroup       string `json:"cgroup,omitempty"` // directory of the tree's cgroup v2; empty means it has none
 }
 
-// newRecord returns the record of a tree that will be started.
+// newRecord returns the record of a tree that will be started. It has no leader yet.
 func newRecord() (Record, error) {
 	token := make([]byte, 16)
 	rand.Read(token) // never fails: crypto/rand ends the program instead
@@ -36,14 +36,14 @@ func newRecord() (Record, error) {
 	return r, err
 }
 
-// Reclaim kills what is left of a recorded tree whose owner has died, removes its cgroup, and returns the PIDs that
-// it killed. It fails when a process survives SIGKILL for ten seconds. After a reboot it does nothing.
+// Reclaim kills what is left of a recorded tree whose owner has died, removes the cgroup, and returns the PIDs that it
+// killed. It fails when a process survives SIGKILL for ten seconds. After a reboot it does nothing.
 //
-// Reclaim kills only what it can prove without having seen the tree grow. A member has the token, or is in the cgroup
-// whose name contains the token. A process of the session is a member too if the leader is dead or is the recorded one.
-// So processes with a reused PID and other users' processes are safe. Two things can escape Reclaim, but not Stop: a
-// daemon that left its session, cleared its environment and has no cgroup of ours; and, without a cgroup, a tree that
-// forks faster than /proc can be read.
+// Reclaim has not seen the tree grow, so it kills only processes that are provably members. A member has the token, or
+// is in the cgroup whose name contains the token. A process of the session is a member too, if the leader is dead or is
+// the recorded leader. So processes with a reused PID and other users' processes are safe. Two kinds of members can
+// escape Reclaim, but not Stop. One is a daemon that left its session, cleared its environment and has no cgroup of
+// ours. The other is a tree without a cgroup that forks faster than /proc can be read.
 func Reclaim(r Record) (killed []int, err error) {
 	if r.PID <= 0 {
 		return nil, fmt.Errorf("reclaim a server: its record names no process (pid %d)", r.PID)
@@ -51,7 +51,7 @@ func Reclaim(r Record) (killed []int, err error) {
 	return r.reclaim()
 }
 
-// reclaim is Reclaim for a record that may lack the leader's PID.
+// reclaim does the same as Reclaim, for a record that may lack the leader's PID.
 func (r Record) reclaim() (killed []int, err error) {
 	if r.Token == "" {
 		return nil, errors.New("reclaim a server: its record has no token") // most processes have none
@@ -64,14 +64,14 @@ func (r Record) reclaim() (killed []int, err error) {
 		return nil, nil
 	}
 	if r.PIDNamespace != "" && r.PIDNamespace != namespace {
-		r.PID = 0 // the token and the cgroup are the same in every namespace
+		r.PID = 0 // the PID means nothing here; token and cgroup are the same in every namespace
 	}
 	killed, err = killAll(r.PID, r.group(), r.state)
-	_ = r.group().remove() // it fails when the cgroup is not ours to remove, or not empty, and then err says so
+	_ = r.group().remove() // fails when the cgroup is not ours to remove; also when it is not empty, but then err says so
 	return killed, err
 }
 
-// group is the recorded cgroup if its name carries the token; otherwise it may be somebody else's.
+// group returns the recorded cgroup if its name contains the token, and "" otherwise: it may be somebody else's.
 func (r Record) group() cgroup {
 	if filepath.Base(r.Cgroup) != cgroupPrefix+r.Token {
 		return ""
@@ -85,19 +85,19 @@ func (r Record) Members() ([]int, error) {
 	return pidsOf(f.living), err
 }
 
-// state returns the processes of the tree. It knows the dead ones of the session only.
+// state returns the processes of the tree. Among the dead it finds only those of the session.
 func (r Record) state() (treeState, error) {
 	all, err := processes()
 	if err != nil {
 		return treeState{}, fmt.Errorf("list the processes of server %d: %w", r.PID, err)
 	}
 	grouped := map[int]bool{}
-	pids, _ := r.group().pids() // if the cgroup cannot be read, the token decides
+	pids, _ := r.group().pids() // if the cgroup cannot be read, token and session decide
 	for _, pid := range pids {
 		grouped[pid] = true
 	}
 	leader, lives := all[r.PID]
-	session := r.PID > 0 && (!lives || leader.startTime == r.StartTime) // its PID still means the recorded session
+	session := r.PID > 0 && (!lives || leader.startTime == r.StartTime) // whether the PID still means the recorded session
 	var f treeState
 	for pid, s := range all {
 		inSession := session && s.session == r.PID
@@ -115,8 +115,8 @@ func (r Record) state() (treeState, error) {
 	return f, nil
 }
 
-// here identifies this boot and our PID namespace: PIDs and start times mean something only within both. It fails
-// when /proc shows another namespace, where the same PIDs are other processes.
+// here identifies this boot and our PID namespace. PIDs and start times are valid only within both. here fails when
+// /proc shows another namespace, where the same PIDs are other processes.
 func here() (bootID, namespace string, err error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
@@ -134,8 +134,8 @@ func here() (bootID, namespace string, err error) {
 	return strings.TrimSpace(string(b)), namespace, nil
 }
 
-// ownUser reports whether the process runs as our real user; only such a process is killed. The owner of /proc/PID
-// would not do: it is root for a process that may not be dumped (proc(5)).
+// ownUser reports whether the real user of a process is our user; we kill only such a process. The owner of /proc/PID
+// does not tell this: it is root for a process that may not be dumped (proc(5)).
 func ownUser(pid int) bool {
 	status, err := os.ReadFile(procPath(pid, "status"))
 	if err != nil {
@@ -154,7 +154,7 @@ func ownUser(pid int) bool {
 func tokenOf(pid int) string {
 	environ, err := os.ReadFile(procPath(pid, "environ"))
 	if err != nil {
-		return "" // gone, or not ours to read: then it is not ours
+		return "" // gone, or not readable: then the process is not ours
 	}
 	for variable := range bytes.SplitSeq(environ, []byte{0}) {
 		if token, ok := bytes.CutPrefix(variable, []byte(tokenVariable+"=")); ok {
@@ -164,7 +164,8 @@ func tokenOf(pid int) string {
 	return ""
 }
 
-// vanished reports whether an error of a file below /proc/PID, or of a cgroup, means that it has gone.
+// vanished reports whether an error about a file below /proc/PID, or about a cgroup, means that the process or the
+// cgroup is gone.
 func vanished(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) || errors.Is(err, syscall.ENODEV)
 }

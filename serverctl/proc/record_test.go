@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// If the watchdog was killed before its owner, the next run ends what the owner left.
+// If the watchdog was killed before its owner, the next run ends what the owner left behind.
 func TestReclaimAfterTheOwnerWasKilled(t *testing.T) {
 	inBothWays(t, func(t *testing.T) {
 		o := own(t, "own family")

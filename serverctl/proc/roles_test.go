@@ -22,13 +22,13 @@ import (
 )
 
 const (
-	// roleVariable makes the test binary play a process instead of running the tests.
+	// roleVariable tells the test binary to act as another process instead of running the tests.
 	roleVariable = "PROC_TEST_ROLE"
-	// groupsVariable keeps a role from using cgroups when it is "off".
+	// groupsVariable set to "off" keeps a role from using cgroups.
 	groupsVariable = "PROC_TEST_CGROUPS"
 )
 
-// The role headless ends its main thread. Only an init function can bind it to that thread.
+// The role headless ends its main thread. Only an init function can lock the goroutine to that thread.
 func init() {
 	if os.Getenv(roleVariable) == "headless" {
 		runtime.LockOSThread()
@@ -47,13 +47,13 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	orphanGrace, tellLimit = orphanGrace/5, tellLimit/5 // waited for in full by many tests
+	orphanGrace, tellLimit = orphanGrace/5, tellLimit/5 // shorter, because many tests wait for the whole time
 	os.Exit(m.Run())
 }
 
 func noGroup(string) (cgroup, error) { return "", errors.New("this test does without cgroups") }
 
-// lifetime is when every role ends by itself, so that a failing test leaves nothing behind for long.
+// lifetime is how long a role lives before it ends by itself, so that a failing test leaves nothing behind for long.
 const lifetime = time.Minute
 
 func play(role string) error {
@@ -105,16 +105,16 @@ func play(role string) error {
 	return nil
 }
 
-// playParent plays the roles that have children, and reports whether the role lives on.
+// playParent plays the roles that have children. It reports whether the role goes on living.
 func playParent(role, arg string) (stays bool, err error) {
 	switch role {
-	case "family": // has a stubborn child in the same session and one that left it
+	case "family": // has two stubborn children: one in the same session, and one outside
 		return true, errors.Join(bear("stubborn", inSession), bear("stubborn", leaving))
 	case "abandon": // dies and leaves a stubborn child
 		return false, bear("stubborn", inSession)
 	case "daemonise": // its daemon leaves the session, clears its environment, and loses its parent
 		return true, command("bear-and-exit stubborn", clean).Run()
-	case "daemonise-later": // the role it is given says how
+	case "daemonise-later": // its argument is the role that says how
 		told := make(chan os.Signal, 1)
 		signal.Notify(told, syscall.SIGUSR1)
 		fmt.Println("waiting")
@@ -124,7 +124,7 @@ func playParent(role, arg string) (stays bool, err error) {
 		return false, bear(arg, clean)
 	case "bear-marked-and-exit":
 		return false, bear(arg, leaving)
-	case "nest": // like daemonise, but the daemon's parent lives
+	case "nest": // like daemonise, but the daemon's parent stays alive
 		return true, bear("nested", clean)
 	case "nested":
 		return true, bear("stubborn", clean)
@@ -156,7 +156,7 @@ func playParent(role, arg string) (stays bool, err error) {
 	return false, errors.New("there is no such parent")
 }
 
-// bearZombie starts a child that exits at once and is not waited for.
+// bearZombie starts a child that exits at once, and never reaps it.
 func bearZombie() error {
 	cmd := command("exit 0", inSession)
 	if err := cmd.Start(); err != nil {
@@ -170,7 +170,7 @@ func bearZombie() error {
 	return nil
 }
 
-// flood writes the given number of MiB, or writes without end.
+// flood writes the given number of MiB. It writes without end if the argument is not a number.
 func flood(mebibytes string) error {
 	n, err := strconv.Atoi(mebibytes)
 	if err != nil {
@@ -192,7 +192,7 @@ type report struct {
 	Watchdog int
 }
 
-// playOwner plays a tuner that will be killed.
+// playOwner plays an owner: a tuner that will be killed.
 func playOwner(role, arg string) error {
 	switch role {
 	case "own-untold": // killed while it forks: the watchdog knows a token but no PID
@@ -242,7 +242,7 @@ func playOwner(role, arg string) error {
 
 func tell(r report) error { return json.NewEncoder(os.Stdout).Encode(r) }
 
-// dieForking does what Start does until a child exists, and then dies. The child outlives it.
+// dieForking does what Start does until a child exists, and then dies. The child lives on.
 func dieForking() error {
 	record, err := newRecord()
 	if err != nil {
@@ -268,8 +268,8 @@ type manner int
 
 const (
 	inSession manner = iota // the default
-	leaving                 // it leaves the session
-	clean                   // it leaves the session and clears its environment
+	leaving                 // the child leaves the session
+	clean                   // the child leaves the session and clears its environment
 )
 
 func command(role string, m manner) *exec.Cmd {
@@ -282,7 +282,8 @@ func command(role string, m manner) *exec.Cmd {
 	return cmd
 }
 
-// bear starts a child in a role, and waits for its first output. Grandchildren may hold the pipe.
+// bear starts a child in a role, and waits for its first line of output. It does not read to the end, because
+// grandchildren may hold the pipe.
 func bear(role string, m manner) error {
 	cmd := command(role, m)
 	out, err := cmd.StdoutPipe()
@@ -299,7 +300,7 @@ func bear(role string, m manner) error {
 // quickExit keeps the race detector from sleeping for a second when a process ends.
 const quickExit = "GORACE=atexit_sleep_ms=0"
 
-// environ returns the environment of a role.
+// environ returns the environment for a process that plays a role.
 func environ(role string) []string {
 	return append(os.Environ(), roleVariable+"="+role, quickExit)
 }
@@ -322,10 +323,10 @@ func (o *output) String() string {
 	return o.buf.String()
 }
 
-// waitLimit is how long a test waits for something that must happen: two busy cores are slow.
+// waitLimit is how long a test waits for an event that must happen. It is long, because two busy cores are slow.
 const waitLimit = 20 * time.Second
 
-// startReady starts a role and waits until it is ready.
+// startReady starts a process that plays a role, and waits until it is ready.
 func startReady(role string) (*Process, error) {
 	var out output
 	p, err := Start(Spec{Argv: []string{os.Args[0]}, Env: environ(role), Output: &out})
@@ -340,7 +341,7 @@ func startReady(role string) (*Process, error) {
 	return p, nil
 }
 
-// start starts a role and waits until it has said want.
+// start starts a process that plays a role, and waits until its output contains want.
 func start(t *testing.T, role, want string) *Process {
 	t.Helper()
 	p, _ := startTalking(t, role, want)
@@ -354,7 +355,7 @@ func startTalking(t *testing.T, role, want string) (*Process, *output) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { p.Stop(context.Background(), 0) }) // a test that stopped it has already seen the error
+	t.Cleanup(func() { p.Stop(context.Background(), 0) }) // a test that has called Stop itself has already seen the error
 	eventually(t, "process says "+want, func() bool { return strings.Contains(out.String(), want) })
 	return p, &out
 }
@@ -439,7 +440,7 @@ func nothingLeft(t *testing.T, but ...int) {
 	}
 }
 
-// inBothWays runs a test with cgroups, if this machine allows them, and without.
+// inBothWays runs a test twice: with cgroups, if this machine allows them, and without.
 func inBothWays(t *testing.T, test func(t *testing.T)) {
 	t.Run("with a cgroup", func(t *testing.T) {
 		if err := CgroupSupport(); err != nil {
@@ -453,7 +454,7 @@ func inBothWays(t *testing.T, test func(t *testing.T)) {
 	})
 }
 
-// groupsOff makes owners among the roles do without cgroups too.
+// If groupsOff is set, the owners that a test starts as processes use no cgroups either.
 var groupsOff bool
 
 func withoutGroups(t *testing.T) {
@@ -462,7 +463,7 @@ func withoutGroups(t *testing.T) {
 	useGroups(t, noGroup)
 }
 
-// useGroups replaces the function that makes cgroups for the time of a test.
+// useGroups replaces the function that makes cgroups until the test ends.
 func useGroups(t *testing.T, newGroup func(string) (cgroup, error)) {
 	t.Helper()
 	home.newGroup = newGroup

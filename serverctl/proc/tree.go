@@ -12,32 +12,32 @@ import (
 // which orphans become our children, and who may wait for which child.
 var home = registry{newGroup: newCgroup, held: heldPidfds}
 
-// A registry holds every tree that this process has started and not ended, and what the last scan found on the
-// machine.
+// A registry holds every tree that this process has started and that has not ended. It also holds what the last scan
+// found on the machine.
 type registry struct {
 	newGroup func(token string) (cgroup, error) // newCgroup; tests replace it
 	held     func() (map[int]bool, error)       // heldPidfds; tests replace it
 
 	mu         sync.Mutex
-	trees      []*Process   // begun and not released, in the order of their start
+	trees      []*Process   // trees between the calls of begin and end, in the order of their start
 	marks      map[int]mark // what the last scan found, by PID
-	pidfds     bool         // os/exec was seen to hold a pidfd of its child
+	pidfds     bool         // whether os/exec holds pidfds of its children on this machine
 	stopReaper func()       // nil while there are no trees
 
-	watchdog watchdog // its lock is taken before ours
+	watchdog watchdog // its lock must be taken before mu
 }
 
-// A mark is what is known of one process.
+// A mark is what scans have found out about one process.
 type mark struct {
 	startTime uint64   // tells the process from a later one with the same PID
-	owner     *Process // the tree it belongs to; nil: none of ours
+	owner     *Process // the tree that the process belongs to; nil means none of ours
 }
 
 // begin registers a tree before it has a process: it makes the cgroup and tells the watchdog the token. If we are
-// killed during the fork, these two find what was born.
+// killed during the fork, the watchdog finds the new processes by the cgroup or the token.
 func (h *registry) begin(p *Process) {
-	_ = becomeSubreaper()                  // if it fails, the other marks find orphans
-	group, _ := h.newGroup(p.record.Token) // without a cgroup, the other marks find the processes
+	_ = becomeSubreaper()                  // if it fails, the other marks must find orphans
+	group, _ := h.newGroup(p.record.Token) // without a cgroup, the other marks must find the processes
 	h.mu.Lock()
 	p.record.Cgroup = string(group)
 	h.trees = append(h.trees, p)
@@ -48,7 +48,7 @@ func (h *registry) begin(p *Process) {
 	h.watchdog.keep(p.record)
 }
 
-// born completes the tree's record: its leader is alive.
+// born completes the record of a tree, once its leader exists.
 func (h *registry) born(p *Process, leader stat) {
 	held, err := h.held()
 	h.mu.Lock()
@@ -59,7 +59,7 @@ func (h *registry) born(p *Process, leader stat) {
 	}
 }
 
-// end removes a tree that is gone. With the last tree the scans stop.
+// end removes an ended tree from the registry. With the last tree the scans stop.
 func (h *registry) end(p *Process) {
 	h.mu.Lock()
 	h.trees = slices.DeleteFunc(h.trees, func(other *Process) bool { return other == p })
@@ -68,7 +68,7 @@ func (h *registry) end(p *Process) {
 		stop, h.stopReaper, h.marks = h.stopReaper, nil, nil
 	}
 	h.mu.Unlock()
-	stop() // without the lock, which a scan takes
+	stop() // called without the lock, because a running scan needs it
 }
 
 // dropGroup removes the cgroup of a tree that could not use it.
@@ -117,7 +117,8 @@ func sortByPID(processes []stat) {
 	slices.SortFunc(processes, func(a, b stat) int { return cmp.Compare(a.pid, b.pid) })
 }
 
-// scan reads /proc, finds the tree of each process, and reaps the adopted dead. The caller holds the lock.
+// scan reads /proc, finds the tree of each process, and reaps dead processes that we adopted. The caller holds the
+// lock.
 func (h *registry) scan() (map[int]stat, error) {
 	all, err := processes()
 	if err != nil {
@@ -125,7 +126,7 @@ func (h *registry) scan() (map[int]stat, error) {
 	}
 	sc := scan{
 		home: h, self: os.Getpid(), all: all, marks: make(map[int]mark, len(all)), grouped: map[int]*Process{},
-		held: sync.OnceValues(h.held), // read after /proc, and only when needed
+		held: sync.OnceValues(h.held), // reads the pidfds after /proc, and only when needed
 	}
 	for _, p := range h.trees {
 		pids, _ := p.record.group().pids() // if the cgroup cannot be read, the other marks decide
@@ -147,12 +148,12 @@ type scan struct {
 	self    int
 	all     map[int]stat
 	marks   map[int]mark
-	grouped map[int]*Process             // by cgroup
-	held    func() (map[int]bool, error) // the processes whose pidfd we hold
+	grouped map[int]*Process             // trees by the PIDs in their cgroups
+	held    func() (map[int]bool, error) // returns the processes whose pidfds we hold
 }
 
-// owner returns the tree of a process, or nil for none of ours, and whether that is known. It follows at most depth
-// parents: /proc is not read in one instant, and reused PIDs could form a circle.
+// owner returns the tree of a process; nil means none of ours. known is false if that is not certain yet. owner follows
+// at most depth parents: /proc is not read in one instant, so reused PIDs could form a circle.
 func (sc *scan) owner(pid, depth int) (owner *Process, known bool) {
 	s, ok := sc.all[pid]
 	if !ok || depth == 0 {
@@ -167,8 +168,8 @@ func (sc *scan) owner(pid, depth int) (owner *Process, known bool) {
 	return owner, known
 }
 
-// find applies the marks of a process, the surest first. What an earlier scan found comes before marks that a process
-// can shed. So a process that changes its session or environment, or whose parent dies, keeps its owner.
+// find tries the marks of a process, the most reliable first. The result of an earlier scan comes before the marks that
+// a process can lose. So a process that changes its session or environment, or whose parent dies, keeps its owner.
 func (sc *scan) find(s stat, depth int) (owner *Process, known bool) {
 	if p := sc.bySession(s); p != nil {
 		return p, true

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A process with the name of a server is left alone: neither a Process nor a Reclaim looks at names.
+// A foreign process with the name of a server is left alone, because neither Stop nor Reclaim looks at names.
 func TestANeighbourIsLeftAlone(t *testing.T) {
 	for _, row := range []struct {
 		name string
@@ -39,7 +39,7 @@ func TestANeighbourIsLeftAlone(t *testing.T) {
 	}
 }
 
-// A child of ours that lost its parent before the server was started belongs to no server.
+// An orphan that became our child before the server was started belongs to no server.
 func TestAnOlderOrphanIsNotTheServers(t *testing.T) {
 	if err := SubreaperSupport(); err != nil {
 		t.Fatal(err)
@@ -58,7 +58,7 @@ func TestAnOlderOrphanIsNotTheServers(t *testing.T) {
 		home.scanOnce() // reaps it
 		nothingLeft(t)
 	}()
-	time.Sleep(50 * time.Millisecond) // start times are in ticks of 10 ms, and the leader must start in a later tick
+	time.Sleep(50 * time.Millisecond) // start times have steps of 10 ms, and the leader must start in a later step than the orphan
 	p := start(t, "polite", "ready")
 	if got := members(t, p); !slices.Equal(got, []int{p.record.PID}) {
 		t.Errorf("members = %v, want the leader alone", got)
@@ -71,7 +71,7 @@ func TestAnOlderOrphanIsNotTheServers(t *testing.T) {
 	}
 }
 
-// With two servers, the owner of a process is known when a scan saw the process while its parent was alive.
+// With two servers, the owner of an orphan is still known if a scan saw the orphan while its parent was alive.
 func TestAnOrphanGoesToTheServerItWasSeenWith(t *testing.T) {
 	withoutGroups(t)
 	other := start(t, "polite", "ready")
@@ -113,14 +113,14 @@ func parentOf(t *testing.T, pid int) int {
 	return s.parent
 }
 
-// An orphan that no scan saw, and that has removed its token, is killed when the last server that may be its ancestor
-// ends.
+// The owner of an orphan is unknown if no scan saw it and it has removed its token. Such an orphan is killed when the
+// last server that may be its ancestor ends.
 func TestAnOrphanThatNobodySaw(t *testing.T) {
 	withoutGroups(t)
 	for _, row := range []struct {
 		name  string
 		role  string
-		known bool // while two servers are alive
+		known bool // whether the owner is known while two servers are alive
 	}{
 		{"a process with a token is known by it", "bear-marked-and-exit stubborn", true},
 		{"a process without a token goes to the last server", "bear-and-exit stubborn", false},
@@ -128,7 +128,7 @@ func TestAnOrphanThatNobodySaw(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			other := start(t, "polite", "ready")
 			p, said := startTalking(t, "daemonise-later "+row.role, "waiting")
-			home.mu.Lock() // no scan while it daemonises
+			home.mu.Lock() // keeps scans out while the daemon starts
 			if err := syscall.Kill(p.record.PID, syscall.SIGUSR1); err != nil {
 				t.Fatal(err)
 			}

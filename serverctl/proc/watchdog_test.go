@@ -24,7 +24,7 @@ type owner struct {
 	cmd *exec.Cmd
 }
 
-// own starts an owner and waits for its report. The cleanup of the test ends what it leaves behind.
+// own starts an owner and waits for its report. The cleanup of the test kills the owner, and waits for its watchdog.
 func own(t *testing.T, role string) *owner {
 	t.Helper()
 	o := &owner{cmd: command(role, inSession)}
@@ -45,7 +45,7 @@ func own(t *testing.T, role string) *owner {
 	t.Cleanup(func() {
 		o.kill(t)
 		eventually(t, "the owner's watchdog ends", func() bool { return !alive(o.Watchdog) })
-		home.scanOnce() // we inherit its orphans, and reap them
+		home.scanOnce() // reaps the owner's orphans, which we have inherited
 	})
 	if err != nil {
 		t.Fatalf("the owner does not report: %v", err)
@@ -57,7 +57,7 @@ func own(t *testing.T, role string) *owner {
 func (o *owner) kill(t *testing.T) {
 	t.Helper()
 	if o.cmd.ProcessState == nil {
-		o.cmd.Process.Kill() // it may have ended by itself
+		o.cmd.Process.Kill() // the owner may have ended by itself
 		o.cmd.Wait()         // the error only says that the process was killed
 	}
 }
@@ -71,7 +71,8 @@ func (o *owner) end(t *testing.T, pid int, signal syscall.Signal) {
 	eventually(t, fmt.Sprintf("process %d dies", pid), func() bool { return !alive(pid) })
 }
 
-// left returns the living members of its trees, by the records and by the owner's own scans.
+// left returns the living members of the owner's trees. It finds them by the records, and by the members that the owner
+// has reported.
 func (o *owner) left(t *testing.T) []int {
 	t.Helper()
 	var left []int
@@ -91,7 +92,7 @@ func (o *owner) left(t *testing.T) []int {
 	return slices.Compact(left)
 }
 
-// reclaimLimit is how soon a watchdog must have ended what its owner left behind.
+// reclaimLimit is how long a watchdog may take to end what its owner left behind.
 const reclaimLimit = 3 * time.Second
 
 func TestTheWatchdogLeavesNothingOfAKilledOwner(t *testing.T) {
@@ -103,7 +104,7 @@ func testWatchdogLeavesNothing(t *testing.T) {
 		name    string
 		role    string
 		members int
-		cgroup  bool // only a cgroup can prove that it is ours
+		cgroup  bool // whether only a cgroup can prove that the processes are ours
 	}{
 		{"a stubborn family, one of them in another session", "own family", 3, false},
 		{"a daemon that shed every mark but its cgroup", "own daemonise", 2, true},
@@ -135,7 +136,7 @@ func testWatchdogLeavesNothing(t *testing.T) {
 	}
 }
 
-// The watchdog hears of a server before the fork, again when its process exists, and when it is gone.
+// The watchdog is told about a server before the fork, again when the server's process exists, and when it is gone.
 func TestTheWatchdogIsToldInTime(t *testing.T) {
 	if err := WatchdogSupport(); err != nil {
 		t.Fatal(err)
@@ -174,7 +175,7 @@ func TestTheWatchdogIsToldInTime(t *testing.T) {
 	}
 }
 
-// A killed owner takes its own servers with it, and nobody else's.
+// When an owner is killed, its own servers end, and nobody else's.
 func TestTwoOwnersSideBySide(t *testing.T) {
 	inBothWays(t, func(t *testing.T) {
 		first, second := own(t, "own family"), own(t, "own family")
@@ -212,7 +213,7 @@ func TestAnOrderlyOwnerEndsItsWatchdog(t *testing.T) {
 func TestTheWatchdogStaysAtItsPost(t *testing.T) {
 	home.watchdog.mu.Lock()
 	if home.watchdog.cmd != nil {
-		home.watchdog.end() // the next watchdog starts while we hold a file that a child would inherit
+		home.watchdog.end() // makes the next watchdog start while we hold a file that a child would inherit
 	}
 	home.watchdog.mu.Unlock()
 	inherited, err := unix.Dup(int(os.Stdin.Fd())) // without close-on-exec (dup(2))
@@ -262,7 +263,7 @@ func TestTheWatchdogStaysAtItsPost(t *testing.T) {
 	t.Logf("the watchdog's memory is %s, of which its own %s", status(t, pid, "VmRSS"), status(t, pid, "RssAnon"))
 }
 
-// status returns a line of /proc/PID/status.
+// status returns the value of one line of /proc/PID/status.
 func status(t *testing.T, pid int, name string) string {
 	t.Helper()
 	f, err := os.Open(procPath(pid, "status"))
@@ -288,7 +289,7 @@ func arguments(t *testing.T, pid int) []string {
 	return strings.Split(strings.TrimSuffix(string(text), "\x00"), "\x00")
 }
 
-// openIn returns the files that a process holds open, by descriptor.
+// openIn returns the names of the files that a process holds open, by descriptor.
 func openIn(t *testing.T, pid int) map[string]string {
 	t.Helper()
 	names, err := filepath.Glob(procPath(pid, "fd/*"))
@@ -297,15 +298,15 @@ func openIn(t *testing.T, pid int) map[string]string {
 	}
 	files := map[string]string{}
 	for _, name := range names {
-		if target, err := os.Readlink(name); err == nil { // else it was closed meanwhile
+		if target, err := os.Readlink(name); err == nil { // an error means that the file was closed meanwhile
 			files[filepath.Base(name)] = target
 		}
 	}
 	return files
 }
 
-// closesOnExec reports whether the process itself opened the file, as Go does: an inherited file has survived an
-// exec.
+// closesOnExec reports whether a file is close-on-exec. Then the process has opened it itself, as Go does; an inherited
+// file has survived an exec.
 func closesOnExec(t *testing.T, pid int, fd string) bool {
 	t.Helper()
 	text, err := os.ReadFile(procPath(pid, "fdinfo/"+fd))
@@ -325,7 +326,7 @@ func closesOnExec(t *testing.T, pid int, fd string) bool {
 	return false
 }
 
-// ordersPipe is the name of the watchdog's pipe in /proc.
+// ordersPipe returns the name of the watchdog's pipe in /proc.
 func ordersPipe(t *testing.T) string {
 	t.Helper()
 	info, err := home.watchdog.orders.Stat()
@@ -335,12 +336,12 @@ func ordersPipe(t *testing.T) string {
 	return fmt.Sprintf("pipe:[%d]", info.Sys().(*syscall.Stat_t).Ino)
 }
 
-// A watchdog that dies while a server runs is replaced before the next Start.
+// A watchdog that dies while a server runs is replaced at once, and not only by the next Start.
 func TestAWatchdogThatDiedIsReplaced(t *testing.T) {
 	p := start(t, "polite", "ready")
 	pid := home.watchdog.pid()
 	home.watchdog.mu.Lock()
-	home.watchdog.since = home.watchdog.since.Add(-replaceAfter) // it has lived long enough
+	home.watchdog.since = home.watchdog.since.Add(-replaceAfter) // as if it had lived long enough to be replaced
 	home.watchdog.mu.Unlock()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -355,7 +356,7 @@ func TestAWatchdogThatDiedIsReplaced(t *testing.T) {
 	nothingLeft(t)
 }
 
-// A watchdog that hangs is as bad as a dead one: it is replaced after tellLimit.
+// A watchdog that hangs is as useless as a dead one: it is replaced after tellLimit.
 func TestAWatchdogThatDoesNotReadIsReplaced(t *testing.T) {
 	p := start(t, "polite", "ready")
 	pid := home.watchdog.pid()
@@ -372,7 +373,8 @@ func TestAWatchdogThatDoesNotReadIsReplaced(t *testing.T) {
 	}
 }
 
-// Started again, such a program would not become a watchdog: it would run as itself, start another one, and so on.
+// A second process of a program without Main would not become a watchdog. It would run as the program itself, start
+// another process, and so on.
 func TestAProgramWithoutMainHasNoWatchdog(t *testing.T) {
 	home.watchdog.mu.Lock()
 	if home.watchdog.cmd != nil {

@@ -14,24 +14,24 @@ import (
 	"sync"
 )
 
-// The flags of each version, as its own parser reported them (serverctl/vllmlab/record.py).
+// These files have the flags of each version of vLLM, as its own parser reported them (serverctl/vllmlab/record.py).
 //
 //go:embed versions/*/flags.json
 var flagFiles embed.FS
 
-// A Flag is one flag of `vllm serve`, as argparse has it.
+// A Flag is one flag of `vllm serve`, as Python's argparse describes it.
 type Flag struct {
-	Names    []string        `json:"names"`    // in the help
+	Names    []string        `json:"names"`    // the names that the help shows
 	Accepted []string        `json:"accepted"` // Names, and the names that the help hides
 	Dest     string          `json:"dest"`
-	Nargs    json.RawMessage `json:"nargs"` // null takes one value, 0 none, "?" at most one, "+" some, "*" any number
+	Nargs    json.RawMessage `json:"nargs"` // number of values: null is one, 0 none, "?" at most one, "+" at least one, "*" any number
 	Action   string          `json:"action"`
 	Choices  []string        `json:"choices"`
-	Default  *string         `json:"default"` // Python's repr
-	Refusal  *string         `json:"refusal"` // the parser's complaint about the value abc; null when it accepts that
+	Default  *string         `json:"default"` // in the form of Python's repr
+	Refusal  *string         `json:"refusal"` // the parser's error for the value abc; null when it accepts abc
 }
 
-// Flags returns the flags of one of Versions in the order of its parser.
+// Flags returns the flags of a version in the order of its parser. The version must be in Versions.
 func Flags(version string) []*Flag { return parserOf(version).flags }
 
 // A parser reads the command lines of one version.
@@ -40,7 +40,7 @@ type parser struct {
 	named map[string]*Flag // flags by every accepted name
 }
 
-// parserOf returns the parser of one of Versions.
+// parserOf returns the parser of a version, which must be in Versions.
 func parserOf(version string) *parser { return allParsers()[version] }
 
 var allParsers = sync.OnceValue(func() map[string]*parser {
@@ -51,8 +51,8 @@ var allParsers = sync.OnceValue(func() map[string]*parser {
 	return all
 })
 
-// newParser reads the flags of a version. They are part of the program, and tests read them all, so they cannot be
-// malformed.
+// newParser reads the flags of a version. It panics if they are malformed. That cannot happen, because they are part of
+// the program, and tests read them all.
 func newParser(version string) *parser {
 	p := &parser{named: map[string]*Flag{}}
 	text, err := flagFiles.ReadFile("versions/" + version + "/flags.json")
@@ -70,7 +70,8 @@ func newParser(version string) *parser {
 	return p
 }
 
-// parse reads a command line: the model, and the values of the flags by destination. Its error is a *UsageError.
+// parse reads a command line. It returns the model, and the values of the flags by destination (dest in argparse). Its
+// error is a *UsageError.
 func (p *parser) parse(args []string) (model string, values map[string]any, err error) {
 	values = map[string]any{}
 	var unknown []string
@@ -80,7 +81,7 @@ func (p *parser) parse(args []string) (model string, values map[string]any, err 
 		i++
 		if word == "--" || !p.isOption(word) {
 			positionals := []string{word}
-			if word == "--" { // no flags follow
+			if word == "--" { // no flags follow, only positional arguments
 				positionals, i = words[i:], len(words)
 			}
 			if model == "" && len(positionals) > 0 {
@@ -124,9 +125,8 @@ func (p *parser) parse(args []string) (model string, values map[string]any, err 
 	return model, values, nil
 }
 
-// isOption reports whether a word is an option and not a value. A word is an option when it begins with a dash and
-// names a flag. A word that names no flag is a value when it is a negative number or has a space (_parse_optional in
-// Python's argparse.py, 3.12).
+// isOption reports whether a word is an option and not a value. An option begins with a dash. If it names no flag, it
+// is still an option, unless it is a negative number or has a space (_parse_optional in Python's argparse.py, 3.12).
 func (p *parser) isOption(word string) bool {
 	if len(word) < 2 || word[0] != '-' {
 		return false
@@ -137,7 +137,8 @@ func (p *parser) isOption(word string) bool {
 
 var negativeNumber = regexp.MustCompile(`^-\d+$|^-\d*\.\d+$`)
 
-// matching returns the full names that a name may stand for: itself, or all long names that begin with it.
+// matching returns the full flag names that a name can mean. That is the name itself if a flag has it, and otherwise
+// all long names that begin with it.
 func (p *parser) matching(name string) (names []string) {
 	if p.named[name] != nil {
 		return []string{name}
@@ -155,7 +156,7 @@ func (p *parser) matching(name string) (names []string) {
 	return names
 }
 
-// find returns the flag of a name or of an unambiguous abbreviation; nil when there is none.
+// find returns the flag that a name, or an unambiguous abbreviation, means; nil when there is none.
 func (p *parser) find(name string) (*Flag, error) {
 	names := p.matching(name)
 	if len(names) > 1 {
@@ -167,9 +168,9 @@ func (p *parser) find(name string) (*Flag, error) {
 	return p.named[names[0]], nil
 }
 
-// normalise does what vLLM does before argparse (FlexibleArgumentParser in vllm/utils/argparse_utils.py). Underscores
-// in names become dashes, -O3 becomes --optimization-level 3, and all --flag.key value of one flag become one --flag
-// {"key": value}.
+// normalise changes the args as vLLM does before argparse (FlexibleArgumentParser in vllm/utils/argparse_utils.py).
+// Underscores in names become dashes. -O3 becomes --optimization-level 3. All args of the form --flag.key value for one
+// flag become a single --flag {"key": value}.
 func normalise(args []string) (words []string) {
 	nested := map[string]any{} // objects by flag
 	for i := 0; i < len(args); i++ {
@@ -200,13 +201,14 @@ func normalise(args []string) (words []string) {
 		words = append(words, word)
 	}
 	for _, flag := range slices.Sorted(maps.Keys(nested)) {
-		text, _ := json.Marshal(nested[flag]) // values that were read as JSON can be written
+		text, _ := json.Marshal(nested[flag]) // cannot fail, because the values were read from JSON
 		words = append(words, flag, string(text))
 	}
 	return words
 }
 
-// setNested puts a value at the end of a chain of keys. The value is JSON, or else a text.
+// setNested stores a value in nested objects, under a chain of keys. It parses the text as JSON. If that fails, the
+// value is the text itself.
 func setNested(object map[string]any, keys []string, text string) {
 	for _, key := range keys[:len(keys)-1] {
 		inner, ok := object[key].(map[string]any)
@@ -253,8 +255,8 @@ func (f *Flag) take(name string, words []string, inline bool) (v any, taken int,
 	return v, 1, err
 }
 
-// negates reports whether a name of a switch turns it off: --no-x for --x, and in 0.33.0 --disable-x for --enable-x and
-// the reverse.
+// negates reports whether a name of a switch turns the switch off. This is --no-x for --x. In 0.33.0 it is also
+// --disable-x for --enable-x, and the reverse.
 func (f *Flag) negates(name string) bool {
 	first := f.Names[slices.IndexFunc(f.Names, func(n string) bool { return strings.HasPrefix(n, "--") })]
 	return name != first && (strings.HasPrefix(name, "--no-") ||
@@ -262,7 +264,7 @@ func (f *Flag) negates(name string) bool {
 		strings.HasPrefix(name, "--enable-") && strings.HasPrefix(first, "--disable-"))
 }
 
-// read reads one value. It knows the flag's type from the complaint about the value abc.
+// read parses one value. It infers the flag's type from the parser's error for the value abc.
 func (f *Flag) read(word string) (v any, err error) {
 	refusal := ""
 	if f.Refusal != nil {
@@ -284,7 +286,7 @@ func (f *Flag) read(word string) (v any, err error) {
 		}
 	case refusal == "" || strings.Contains(refusal, "invalid choice"):
 		v = word
-	default: // a type that is written as JSON
+	default: // a type whose values are JSON
 		if !json.Valid([]byte(word)) {
 			err = errors.New("no JSON")
 		}
@@ -305,15 +307,15 @@ func (f *Flag) read(word string) (v any, err error) {
 	return v, nil
 }
 
-// errDecimals refuses a fraction of a binary unit.
+// errDecimals is vLLM's error for a fraction of a binary unit, such as 1.5K.
 //
 //lint:ignore ST1005 vLLM begins this text with a capital letter
 var errDecimals = errors.New("Decimals are not allowed with binary suffixes")
 
 var humanNumber = regexp.MustCompile(`^(\d+(?:\.\d+)?)([kKmMgGtT])$`)
 
-// humanInt reads an integer with a unit: 1k is 1,000 and 1K is 1,024 (human_readable_int in vllm/engine/arg_utils.py).
-// Python's integers have no upper limit; here one must fit 64 bits.
+// humanInt parses an integer with a unit: 1k is 1,000 and 1K is 1,024 (human_readable_int in vllm/engine/arg_utils.py).
+// Python's integers have no upper limit; here an integer must fit into 64 bits.
 func humanInt(word string) (int, error) {
 	g := humanNumber.FindStringSubmatch(word)
 	if g == nil {

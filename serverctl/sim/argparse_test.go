@@ -10,7 +10,7 @@ import (
 	"testing"
 )
 
-// commands.json has what vLLM's own parser says about command lines (vllm/testdata/recordings/README.md).
+// commands.json has command lines with the answers of vLLM's own parser (vllm/testdata/recordings/README.md).
 func TestCommandLinesAreRefusedAsByVLLM(t *testing.T) {
 	address := regexp.MustCompile(` at 0x[0-9a-f]+`)
 	for _, version := range Versions {
@@ -47,7 +47,7 @@ func TestCommandLinesAreRefusedAsByVLLM(t *testing.T) {
 	}
 }
 
-// These command lines were not recorded. The parser of vLLM 0.32.0 refuses them too.
+// These command lines are not among the recordings. The parser of vLLM 0.32.0 refuses them too.
 func TestCommandLinesAreRefused(t *testing.T) {
 	for _, row := range []struct{ name, args, want string }{
 		{"a second model behind a separator", "m -- x", "vllm serve: error: unrecognized arguments: x"},

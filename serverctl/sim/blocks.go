@@ -1,13 +1,14 @@
 package sim
 
-// A blockPool is the KV cache in blocks of 16 tokens. Its free list is in least-recently-used order. A freed block
-// keeps its content, and can be found by its hash until another request takes it (vllm/v1/core/block_pool.py, 0.14.1).
+// A blockPool is the KV cache in blocks of 16 tokens. Its free list begins with the least recently used block. A freed
+// block keeps its content. It can be found by its hash until another request takes it (vllm/v1/core/block_pool.py,
+// 0.14.1).
 type blockPool struct {
-	next, prev []int32 // free list; the entry at index n is its anchor
+	next, prev []int32 // free list, linked in both directions; the entry after the last block is its anchor
 	refs       []int32 // how many sequences hold the block
 	hash       []uint64
 	byHash     map[uint64]int32
-	after      []int32 // the block that was last found after this one; a guess that spares lookups in byHash
+	after      []int32 // the block that find last returned after this one: a guess that saves lookups in byHash
 	free       int
 }
 
@@ -30,7 +31,7 @@ func (p *blockPool) unlink(b int32) {
 	p.free--
 }
 
-// take removes the least recently used free block from the list and returns it. There must be one.
+// take removes the least recently used free block from the list and returns it. At least one block must be free.
 func (p *blockPool) take() int32 {
 	b := p.next[len(p.refs)]
 	p.unlink(b)
@@ -46,7 +47,7 @@ func (p *blockPool) forget(b int32) {
 	}
 }
 
-// find returns the block with that hash, if it is cached. last is the block before it in the sequence, or -1.
+// find returns the block with that hash, if it is cached. last is the previous block of the sequence, or -1.
 func (p *blockPool) find(hash uint64, last int32) (int32, bool) {
 	b, ok := int32(0), false
 	if last >= 0 {
@@ -64,7 +65,7 @@ func (p *blockPool) find(hash uint64, last int32) (int32, bool) {
 	return b, true
 }
 
-// hold adds a holder to blocks that find has returned.
+// hold marks blocks that find has returned as held by one more sequence.
 func (p *blockPool) hold(blocks []int32) {
 	for _, b := range blocks {
 		if p.refs[b] == 0 {
@@ -74,7 +75,7 @@ func (p *blockPool) hold(blocks []int32) {
 	}
 }
 
-// register stores the content of a block. Of several blocks with the same content, find returns the first.
+// register stores the hash of a block's content. If several blocks have the same content, find returns the first.
 func (p *blockPool) register(b int32, hash uint64) {
 	if _, ok := p.byHash[hash]; ok || p.hash[b] != 0 {
 		return
@@ -83,8 +84,8 @@ func (p *blockPool) register(b int32, hash uint64) {
 	p.byHash[hash] = b
 }
 
-// release removes a holder from the blocks of one sequence, from the last to the first, so that take reuses the ends of
-// sequences before their beginnings.
+// release frees the blocks of one sequence, unless other sequences hold them. It goes from the last block to the first,
+// so that take reuses the ends of sequences before their beginnings.
 func (p *blockPool) release(blocks []int32) {
 	anchor := int32(len(p.refs))
 	for i := len(blocks) - 1; i >= 0; i-- {
@@ -98,7 +99,7 @@ func (p *blockPool) release(blocks []int32) {
 	}
 }
 
-// reset drops all content. Every block must be free.
+// reset forgets the content of all blocks. Every block must be free.
 func (p *blockPool) reset() {
 	clear(p.byHash)
 	clear(p.hash)

@@ -27,8 +27,8 @@ func HashBlocks(tokens []int32) []uint64 {
 	return hashes
 }
 
-// Tokenize cuts a text into about as many tokens as a model's tokenizer would: words, in pieces of at most four bytes.
-// Equal prefixes give equal tokens.
+// Tokenize cuts a text into about as many tokens as a model's tokenizer would. A token is a word, or a piece of a word
+// of at most four bytes. Equal prefixes give equal tokens.
 func Tokenize(text string) []int32 {
 	tokens := make([]int32, 0, len(text)/4+1)
 	for word := range strings.FieldsSeq(text) {

@@ -5,7 +5,7 @@ import "math"
 // A batch is the work of one engine step.
 type batch struct {
 	decodes        int     // sequences that decode
-	draftTokens    int     // draft tokens of the decoding sequences, to be verified
+	draftTokens    int     // draft tokens of the decoding sequences, which the model must verify
 	kvTokens       int     // context tokens that the decoding sequences read
 	prefillTokens  int     // prompt tokens to compute
 	attentionPairs float64 // sum over prefill chunks of chunk · (context + chunk/2)
@@ -18,11 +18,11 @@ type stepTimer struct {
 	step    StepCost
 	draft   Speculation
 	k       int       // tokens of a draft; 0 without a drafter
-	graphs  []int     // by number of tokens: the size of the CUDA graph that runs for them
-	compute []float64 // milliseconds of weights and compute by number of tokens; 0 means not computed yet
+	graphs  []int     // size of the CUDA graph that runs, by number of tokens
+	compute []float64 // milliseconds for weights and compute, by number of tokens; 0 means not computed yet
 }
 
-// maxMemoized is the largest number of tokens whose compute time is kept.
+// maxMemoized is the largest number of tokens whose compute time is remembered.
 const maxMemoized = 1 << 16
 
 func newStepTimer(p *Profile, o Options) *stepTimer {
@@ -42,8 +42,9 @@ func newStepTimer(p *Profile, o Options) *stepTimer {
 //	S0 + (W^p + (B·T)^p)^(1/p) + C·n + D·(KV tokens read) + E·Σ chunk·(context + chunk/2)  [+ extra with prefill]
 //	[+ k·(Dr0 + Dr1·n) + V·k·n with speculation]  [+ extra without a CUDA graph]
 //
-// T is the number of decoded, drafted and prefilled tokens, and n the number of decoding sequences. Where the profile
-// gives padding a cost, T counts part of the empty places of the CUDA graph too. The constants come from the profile.
+// T is the number of decoded, drafted and prefilled tokens, and n the number of decoding sequences. If the profile
+// gives padding a cost, T also counts a part of the empty places in the CUDA graph. The constants come from the
+// profile.
 func (t *stepTimer) milliseconds(b batch) float64 {
 	c := &t.step
 	tokens := b.tokens()
@@ -92,8 +93,8 @@ func norm(a, b, p float64) float64 {
 }
 
 // captureSizes returns the batch sizes, in tokens, for which the server captures CUDA graphs: 1, 2, 4, then every 8 up
-// to 256 and every 16 beyond. The largest is twice max-num-seqs, or 512 (_set_cudagraph_sizes in vllm/config/vllm.py,
-// 0.14.1).
+// to 256 and every 16 beyond. The largest is twice the tokens that max-num-seqs sequences decode in a step, but at most
+// 512 and at most max-num-batched-tokens (_set_cudagraph_sizes in vllm/config/vllm.py, 0.14.1).
 func captureSizes(o Options) []int {
 	largest := min(2*o.MaxNumSeqs*(1+o.SpeculativeTokens), 512, o.MaxNumBatchedTokens)
 	var sizes []int
@@ -111,7 +112,7 @@ func captureSizes(o Options) []int {
 	return sizes
 }
 
-// padding returns, for each number of tokens up to the largest size, the smallest size that holds them.
+// padding returns the smallest size that holds a number of tokens, for each number up to the largest size.
 func padding(sizes []int) []int {
 	var padded []int
 	for _, size := range sizes {

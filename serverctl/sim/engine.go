@@ -6,16 +6,16 @@ import "slices"
 type Request struct {
 	Prompt int      // tokens
 	Output int      // tokens to generate
-	Hashes []uint64 // one for each full block of the prompt, from HashBlocks
+	Hashes []uint64 // one hash for each full block of the prompt, from HashBlocks
 	Salt   uint64   // tells the output blocks of requests apart
-	Tag    int      // free for the caller's use
+	Tag    int      // for the caller to use
 
 	First     float64 // end of the step that gave the first token; 0 before
 	Last      float64 // end of the step that gave the last token so far
 	Tokens    int     // generated so far
 	Chunks    int     // steps that gave tokens; fewer than Tokens with speculation
 	Cached    int     // prompt tokens found in the cache when first admitted; -1 before
-	Preempted int     // how often the engine took its blocks away
+	Preempted int     // how often the engine preempted the request and took its blocks away
 
 	computed int // tokens whose KV is in blocks
 	drafted  int // tokens that a drafter proposed for the current step
@@ -26,10 +26,10 @@ type Request struct {
 // Finished reports whether the request has all its tokens.
 func (r *Request) Finished() bool { return r.Tokens >= r.Output }
 
-// decodes reports whether the request's next step is a decode: only its last token is not computed yet.
+// decodes reports whether the request's next step is a decode. Then only its last token is not computed yet.
 func (r *Request) decodes() bool { return r.Tokens > 0 && r.computed == r.length()-1 }
 
-// reset drops what was computed. The caller has released the blocks.
+// reset forgets the blocks and what was computed. No block must be held any more.
 func (r *Request) reset() { r.blocks, r.computed, r.chain, r.drafted = r.blocks[:0], 0, 0, 0 }
 
 // missingBlocks returns how many more blocks the request needs to compute n more tokens.
@@ -47,7 +47,7 @@ type Totals struct {
 	Preemptions, Finished          int
 	Steps                          int
 
-	Drafts, DraftTokens, AcceptedTokens int   // drafts, tokens of drafts, and draft tokens that the model accepted
+	Drafts, DraftTokens, AcceptedTokens int   // number of drafts, of tokens in them, and of draft tokens that the model accepted
 	AcceptedPerPos                      []int // accepted tokens by their position in the draft; nil without speculation
 }
 
@@ -65,8 +65,8 @@ type Engine struct {
 	// NoAcceptance makes the model reject every draft token.
 	NoAcceptance bool
 
-	// Each puts every served request into Emitted and updates its fields after every step. That costs time in
-	// proportion to the running requests.
+	// Each makes every step put all served requests into Emitted and update their fields. The cost is in proportion to
+	// the number of running requests.
 	Each bool
 
 	pool    *blockPool
@@ -77,8 +77,8 @@ type Engine struct {
 	caching bool // prefix caching is on
 }
 
-// NewEngine returns an idle engine with an empty cache. Its error is a *StartError where vLLM would not start, and a
-// *ConfigError for what cannot be simulated.
+// NewEngine returns an idle engine with an empty cache. Its error is a *StartError if vLLM would not start, and a
+// *ConfigError if the options cannot be simulated.
 func NewEngine(p *Profile, o Options) (*Engine, error) {
 	if err := p.checkSimulated(o); err != nil {
 		return nil, err
@@ -153,8 +153,8 @@ func (e *Engine) AbortAll() {
 	e.running, e.waiting = e.running[:0], e.waiting[:0]
 }
 
-// Step schedules and computes one step that begins at now, and returns when the step ends. With nothing to do it
-// returns now.
+// Step schedules and computes one step that begins at now, and returns when the step ends. If there is nothing to do,
+// it returns now.
 func (e *Engine) Step(now float64) float64 {
 	e.Served, e.Emitted = 0, e.Emitted[:0]
 	if e.inSpan() && e.stepSpan(&now) {
@@ -164,7 +164,7 @@ func (e *Engine) Step(now float64) float64 {
 	return e.step(now)
 }
 
-// step computes a step that visits every running and waiting request.
+// step computes one step without a span: it visits every running and waiting request.
 func (e *Engine) step(now float64) float64 {
 	budget := e.Options.MaxNumBatchedTokens
 	var b batch
@@ -187,8 +187,8 @@ func (e *Engine) duration(b batch) float64 {
 	return e.Profile.Noise.add(ms, e.Seed, e.Totals.Steps) / 1000
 }
 
-// scheduleRunning gives every running request its tokens of this step. A decode gets one token and its draft; a prefill
-// gets the rest of the budget. It reports whether it preempted a request.
+// scheduleRunning gives every running request its tokens for this step. A decode gets one token and its draft. A
+// prefill gets all its missing tokens, or what is left of the budget. It reports whether it preempted a request.
 func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 	for i := 0; i < len(e.running) && *budget > 0; i++ {
 		r := e.running[i]
@@ -237,10 +237,10 @@ func (e *Engine) admit(b *batch, budget *int) {
 	e.waiting = slices.Delete(e.waiting, 0, taken)
 }
 
-// findCached gives the request the longest run of its full blocks that the cache has, and returns how many of these
-// blocks no request holds. It does not hold the blocks yet. At least one token is left to compute. As in vLLM, every
-// lookup counts as a query, even when the request then finds no room; lookups of preempted requests do not count
-// (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
+// findCached gives the request its longest run of full blocks that are in the cache. unheld is how many of these blocks
+// no request holds. The request does not hold the blocks yet. findCached leaves at least one token to compute. As in
+// vLLM, every lookup counts as a query, even if the request then does not fit. Only lookups of preempted requests do
+// not count (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
 func (e *Engine) findCached(r *Request) (unheld int) {
 	if !e.caching {
 		return 0
@@ -251,7 +251,7 @@ func (e *Engine) findCached(r *Request) (unheld int) {
 			e.Totals.PrefixHits += r.computed
 		}
 	}()
-	r.blocks = slices.Grow(r.blocks, (r.length()+r.Output-r.Tokens)/BlockSize+1) // one allocation for all that it will need
+	r.blocks = slices.Grow(r.blocks, (r.length()+r.Output-r.Tokens)/BlockSize+1) // allocates all that the request will need at once
 	block := int32(-1)
 	for i := 0; (i+1)*BlockSize < r.length(); i++ {
 		hash, ok := e.blockHash(r, i), false
@@ -276,7 +276,7 @@ func (e *Engine) blockHash(r *Request, i int) uint64 {
 	return mix(mix(r.chain, r.Salt), uint64(i))
 }
 
-// reserve gives the request blocks for n more tokens. It changes nothing, and returns false, when too few are free.
+// reserve gives the request blocks for n more tokens. If too few blocks are free, it changes nothing and returns false.
 func (e *Engine) reserve(r *Request, n int) bool {
 	need := r.missingBlocks(n)
 	if need > e.pool.free {
@@ -303,7 +303,7 @@ func (e *Engine) compute(r *Request, n int, b *batch) {
 	e.advance(r, n)
 }
 
-// advance counts n tokens as computed and registers the blocks they fill.
+// advance counts n tokens as computed, and registers the blocks that they fill.
 func (e *Engine) advance(r *Request, n int) {
 	first := r.computed / BlockSize
 	r.computed += n
@@ -331,7 +331,7 @@ func (e *Engine) release(r *Request) {
 	r.reset()
 }
 
-// emit gives tokens to every running request that is computed up to its end, and releases the finished requests.
+// emit gives new tokens to every running request whose tokens are all computed, and releases the finished requests.
 func (e *Engine) emit(end float64) {
 	kept := e.running[:0]
 	for _, r := range e.running {
@@ -349,7 +349,7 @@ func (e *Engine) emit(end float64) {
 	e.running = kept
 }
 
-// give gives a request its tokens of a step: one, and the accepted draft tokens.
+// give gives a request the tokens of a step: one token, plus the accepted draft tokens.
 func (e *Engine) give(r *Request, end float64) {
 	first := r.Tokens == 0
 	if first {

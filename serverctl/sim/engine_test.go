@@ -90,8 +90,9 @@ func drive(t *testing.T, e *Engine, reqs []*Request, due []float64, each func(be
 	}
 }
 
-// Random engines and loads, some of them overloaded or forced to preempt: every request gets exactly its tokens, every
-// step keeps the limits, no block is lost, and the same seed gives the same times.
+// The test drives random engines with random loads, of which some are overloaded or forced to preempt. Every request
+// must get exactly its tokens, every step must keep the limits, and no block may be lost. The same seed must give the
+// same times.
 func TestEngineKeepsItsLimitsAndLosesNothing(t *testing.T) {
 	preempted := 0
 	for seed := range uint64(6) {
@@ -205,7 +206,7 @@ func smallCache(t *testing.T, blocks int) *Engine {
 	return e
 }
 
-// prompt returns a request. Requests of one kind share their first common tokens.
+// prompt returns a request. Requests of the same kind share their first tokens; common is how many.
 func prompt(kind int32, common, rest, output int) *Request {
 	ids := make([]int32, common+rest)
 	for i := range ids {
@@ -217,15 +218,15 @@ func prompt(kind int32, common, rest, output int) *Request {
 	return &Request{Prompt: len(ids), Output: output, Hashes: HashBlocks(ids), Salt: uint64(kind)}
 }
 
-// A request that does not fit waits. It does not hold its cached blocks, and does not change the order in which blocks
-// are reused. vLLM counts each lookup of a waiting request.
+// A request that does not fit waits. It must not hold its cached blocks, or change the order in which blocks are
+// reused. As in vLLM, each lookup of a waiting request counts.
 func TestARequestThatDoesNotFitLeavesTheCacheAlone(t *testing.T) {
 	e := smallCache(t, 40)
 	drive(t, e, []*Request{prompt(1, 160, 0, 2)}, []float64{0}, func(float64, float64) {})
 	e.Submit(prompt(2, 400, 0, 100))
 	now := e.Step(0)
 	before := viewOf(e, nil)
-	e.Submit(prompt(1, 160, 300, 10)) // 10 blocks are cached, 19 are not, 15 are free
+	e.Submit(prompt(1, 160, 300, 10)) // 10 of its blocks are cached, 19 are not, and 15 are free
 	for range 3 {
 		now = e.Step(now)
 		after := viewOf(e, nil)
@@ -242,7 +243,7 @@ func TestARequestThatDoesNotFitLeavesTheCacheAlone(t *testing.T) {
 	}
 }
 
-// The blocks that a preempted request finds when it comes back do not count as hits of the prefix cache.
+// When a preempted request comes back, the blocks that it finds do not count as hits of the prefix cache.
 func TestPreemptedRequestsCountOnce(t *testing.T) {
 	e := smallCache(t, 40)
 	reqs := []*Request{prompt(1, 0, 200, 200), prompt(2, 0, 200, 200)}

@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// report returns the fit as a page.
+// report returns the fit as a page in Markdown.
 func (f fit) report(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(`# How well the simulator agrees with measurements
@@ -60,7 +60,7 @@ func metricsOf(cells []cell) []string {
 	return names
 }
 
-// writeErrors writes median, 90th percentile and maximum of the errors of each metric, with the worst cell.
+// writeErrors writes a row for each metric: median, 90th percentile and maximum of the errors, and the worst cell.
 func writeErrors(b *strings.Builder, cells []cell, guess bool) {
 	head, line := "| metric | cells | median | p90 | max | bias | worst |", "|---|---|---|---|---|---|---|"
 	if guess {
@@ -89,7 +89,7 @@ func writeErrors(b *strings.Builder, cells []cell, guess bool) {
 	}
 }
 
-// writeTable writes each cell as measured → simulated.
+// writeTable writes each cell in the form measured → simulated.
 func writeTable(b *strings.Builder, cells []cell) {
 	metrics := metricsOf(cells)
 	fmt.Fprintf(b, "\n| streams | %s |\n|---|%s\n", strings.Join(metrics, " | "), strings.Repeat("---|", len(metrics)))
@@ -133,7 +133,8 @@ func (f fit) writeGains(b *strings.Builder) {
 	}
 }
 
-// writeMatrix writes the SLO matrix and the winners.
+// writeMatrix writes where simulation and measurement break the same limits, and the highest passing rate of each
+// configuration.
 func (f fit) writeMatrix(b *strings.Builder) {
 	vs := f.verdicts()
 	passes, fails := [2]int{}, [2]int{}
@@ -168,7 +169,7 @@ func (f fit) writeMatrix(b *strings.Builder) {
 	}
 }
 
-// writeUnexplained writes what the model cannot explain, with the figures of this fit.
+// writeUnexplained writes which differences the model cannot explain, with the figures of this fit.
 func (f fit) writeUnexplained(b *strings.Builder) {
 	b.WriteString("\n## What it cannot explain\n\n")
 	say := func(format string, args ...any) { fmt.Fprintf(b, "- "+format+"\n", args...) }

@@ -11,8 +11,9 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A cell is one figure of a configuration at a rate. It was measured on a real server, simulated, and guessed without a
-// simulator. The guess is the mean of the measured figures of all configurations at this rate.
+// A cell is one metric of a configuration at a rate. It has three values: measured on a real server, simulated, and
+// guessed without a simulator. The guess (trivial) is the mean of the measured values of all configurations at this
+// rate.
 type cell struct {
 	config, metric               string
 	rate                         float64 // requests/s, or streams of a closed loop
@@ -23,7 +24,7 @@ func (c cell) err() float64 { return c.simulated/c.observed - 1 }
 
 func (c cell) guessErr() float64 { return c.trivial/c.observed - 1 }
 
-// A fit has all figures on how well the profiles agree with the measurements.
+// A fit has all figures that show how well the profiles agree with the measurements.
 type fit struct {
 	options map[string]Options // by configuration
 	kv      []cell             // sizes of the KV caches in GiB
@@ -31,19 +32,19 @@ type fit struct {
 	detail  []cell // all percentiles of phase1 at 2 requests/s
 	eagle   []cell
 	l4      []cell
-	noisy   []fit // phase1 again, with the profile's noise: one for each seed
+	noisy   []fit // phase1 with the profile's noise, one fit for each seed
 }
 
-// ttftLimit and tpotLimit are the limits of the measured sweeps, in ms.
+// ttftLimit and tpotLimit are the latency limits of the measured sweeps, in ms.
 const (
 	ttftLimit = 1000.0
 	tpotLimit = 60.0
 )
 
-// sweepMetrics are the measured tables by the name of their file.
+// sweepMetrics are the metrics of the measured tables. The name of a table's file ends with its metric.
 var sweepMetrics = []string{"ttft_p99_ms", "tpot_p99_ms", "output_tok_s", "max_concurrent"}
 
-// readMeasured reads a table of rates by configurations.
+// readMeasured reads a table with a row for each rate and a column for each configuration.
 func readMeasured(t testing.TB, sweep, metric string) []cell {
 	t.Helper()
 	rows := readCSV(t, "testdata/seed/"+sweep+"_"+metric+".csv")
@@ -72,7 +73,7 @@ func readConfigs(t testing.TB, o Options) (names []string, options map[string]Op
 	return names, options, kv
 }
 
-// fitAll replays all measurements.
+// fitAll simulates all measurements and compares the results.
 func fitAll(t testing.TB) fit {
 	t.Helper()
 	h200, l4 := profile(t, "h200-llama70b-fp8").quiet(), profile(t, "l4-qwen0.5b")
@@ -106,8 +107,8 @@ func fitAll(t testing.TB) fit {
 	return f
 }
 
-// sweep is a manual sweep: one server, ten warm-up requests at 0.5 requests/s, then all rates with the cache carried
-// over. With gaps it returns the times between tokens too.
+// sweep simulates a sweep that was run by hand on one server. Ten warm-up requests come at 0.5 requests/s, then all
+// rates. The cache is kept from rate to rate. With gaps, sweep also returns percentiles of the times between tokens.
 func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint64, gaps bool) map[float64]map[string]float64 {
 	t.Helper()
 	e, err := NewEngine(p, o)
@@ -123,7 +124,7 @@ func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint6
 	return out
 }
 
-// fitNoisy returns the fit of the first sweep with the noise of the profile, for eight seeds.
+// fitNoisy returns the fit of phase1 with the noise of the profile, for eight seeds.
 func fitNoisy(t testing.TB, names []string, options map[string]Options, trace []traceRequest) []fit {
 	t.Helper()
 	p := profile(t, "h200-llama70b-fp8")
@@ -142,8 +143,8 @@ func fitNoisy(t testing.TB, names []string, options map[string]Options, trace []
 	return fits
 }
 
-// longer lengthens the answers of a trace to a mean, because only the mean length of the EAGLE-3 run's answers is
-// known.
+// longer makes the answers of a trace longer, so that their mean has the given number of tokens. The lengths of the
+// EAGLE-3 run's answers are not known, only their mean.
 func longer(trace []traceRequest, tokens float64) []traceRequest {
 	var outputs []float64
 	for _, q := range trace {
@@ -157,7 +158,8 @@ func longer(trace []traceRequest, tokens float64) []traceRequest {
 	return trace
 }
 
-// compare sets the simulated figure of each cell, and the mean of the measured figures at that rate.
+// compare sets the simulated value and the guess of each cell. The guess is the mean of the measured values at that
+// rate.
 func compare(cells []cell, simulated map[string]map[float64]map[string]float64) []cell {
 	at := map[float64][]float64{}
 	for _, c := range cells {
@@ -173,7 +175,7 @@ func only(cells []cell, config string) []cell {
 	return slices.DeleteFunc(cells, func(c cell) bool { return c.config != config })
 }
 
-// readDetail reads the table of the run at 2 requests/s, in which the metrics have the names of the report.
+// readDetail reads the table of the run at 2 requests/s. Its metrics have names for people, such as "TTFT p50 (ms)".
 func readDetail(t testing.TB, from string, simulated map[string]map[float64]map[string]float64) []cell {
 	t.Helper()
 	names := strings.NewReplacer(" p", "_p", " (ms)", "_ms", "Max Concurrent", "max_concurrent", "Output tok/s", "output_tok_s")
@@ -190,7 +192,8 @@ func readDetail(t testing.TB, from string, simulated map[string]map[float64]map[
 	return cells
 }
 
-// fitClosedLoop replays the sweep of concurrencies: 256 tokens in, 128 out, without a common prefix.
+// fitClosedLoop simulates the sweep over concurrencies on the L4. A request has 256 tokens in and 128 out, and shares
+// no prefix.
 func fitClosedLoop(t testing.TB, p *Profile) []cell {
 	t.Helper()
 	o := p.Defaults
@@ -212,7 +215,7 @@ func fitClosedLoop(t testing.TB, p *Profile) []cell {
 	return cells
 }
 
-// errorsOf returns the absolute errors of the cells of a metric.
+// errorsOf returns the absolute values of the errors of all cells of a metric.
 func errorsOf(cells []cell, metric string, of func(cell) float64) []float64 {
 	var errs []float64
 	for _, c := range cells {
@@ -235,14 +238,15 @@ func failing(ttft, tpot float64) string {
 	return strings.Join(broken, "+")
 }
 
-// A verdict is one cell of the SLO matrix: the limits that are broken when measured, when simulated, and when guessed.
+// A verdict is one cell of the SLO matrix. It has the limits that the measured, the simulated and the guessed latencies
+// break.
 type verdict struct {
 	config                       string
 	rate                         float64
 	observed, simulated, trivial string
 }
 
-// verdicts returns the SLO matrix.
+// verdicts returns the SLO matrix: a verdict for each configuration and rate.
 func (f fit) verdicts() []verdict {
 	var vs []verdict
 	for _, a := range f.phase1 {
@@ -266,7 +270,7 @@ func (f fit) same() int {
 	return n
 }
 
-// winners returns the highest rate of each configuration up to which all rates pass.
+// winners returns, for each configuration, the highest rate up to which all rates pass.
 func winners(vs []verdict, of func(verdict) string) map[string]float64 {
 	best, ended := map[string]float64{}, map[string]bool{}
 	for _, v := range vs {
@@ -283,8 +287,8 @@ func winners(vs []verdict, of func(verdict) string) map[string]float64 {
 // baselines are the two runs with the baseline's flags.
 var baselines = []string{"phase0", "phase1-baseline-rerun"}
 
-// gain returns the relative change of a metric from the baseline to the changed configurations, as the mean over
-// configurations and the rates from 0.75 to 3. Several runs of the baseline count by their mean.
+// gain returns the relative change of a metric from the baseline to the changed configurations. It is the mean over
+// these configurations and the rates from 0.75 to 3. If against names several runs of the baseline, their mean counts.
 func (f fit) gain(metric string, of func(cell) float64, against ...string) float64 {
 	base := map[float64][]float64{}
 	var gains []float64

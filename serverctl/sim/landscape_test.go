@@ -8,7 +8,7 @@ import (
 	"vllmtuner/realtime"
 )
 
-// keeps reports whether the trace keeps the limits at a rate, on a server that ran it at 1 request/s before.
+// keeps reports whether the trace keeps the limits at a rate. The server has replayed the trace at 1 request/s before.
 func keeps(t testing.TB, p *Profile, o Options, trace []traceRequest, rate float64) bool {
 	t.Helper()
 	e, err := NewEngine(p, o)
@@ -30,10 +30,10 @@ func TestEngineReproducesMoreOfTheLandscape(t *testing.T) {
 	reproduceLandscape(t, 20)
 }
 
-// reproduceLandscape compares the engine with some random configurations of the landscape's 432. The program in which
-// the profile was fitted made the landscape, without noise, by bisecting to 0.025 requests/s. The rate in the landscape
-// must keep the limits, and the next rate must break them. (A search of our own may end elsewhere: where a p99 is close
-// to its limit there are several such rates.)
+// reproduceLandscape compares the engine with random configurations out of the 432 of the landscape. The landscape
+// comes from the program in which the profile was fitted. That program searched without noise, by bisection to 0.025
+// requests/s. The rate in the landscape must keep the limits, and the next rate must break them. (A search of our own
+// may find another rate: if a p99 is close to its limit, several rates have this property.)
 func reproduceLandscape(t *testing.T, configurations int) {
 	t.Helper()
 	const step = 0.025

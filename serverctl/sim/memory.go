@@ -7,13 +7,13 @@ import (
 
 const gib = 1 << 30
 
-// BlockSize is the number of tokens in a block of the KV cache: vLLM's default on CUDA.
+// BlockSize is the number of tokens in a block of the KV cache. It is vLLM's default on CUDA.
 const BlockSize = 16
 
 // A StartError is a failed start, with the text that vLLM logs for it.
 type StartError struct {
 	Text string
-	OOM  bool // the GPU is out of memory; otherwise the KV cache is too small
+	OOM  bool // true if the GPU is out of memory; otherwise the KV cache is too small
 }
 
 // Error returns vLLM's text.
@@ -23,8 +23,9 @@ func (e *StartError) Error() string { return e.Text }
 //
 //	KV = util·G − F − b·mnbt − max(A·(mnbt/8192)^x, s·mns)  [− the drafter's memory]
 //
-// The peak of the prefill and the peak of the sampler's dummy run do not add up, because they come one after the other.
-// The equation gives the seven KV sizes in the start-up logs of the H200 to within 0.01 GiB.
+// mnbt is max-num-batched-tokens and mns is max-num-seqs. The other letters are the constants of Memory. The peak of
+// the prefill and the peak of the sampler's dummy run do not add up, because they come one after the other. The
+// equation gives the seven KV sizes in the start-up logs of the H200 to within 0.01 GiB.
 func (p *Profile) KVGiB(o Options) float64 {
 	m := p.Memory
 	batched, seqs := float64(o.MaxNumBatchedTokens), float64(o.MaxNumSeqs)
@@ -37,8 +38,8 @@ func (p *Profile) KVGiB(o Options) float64 {
 	return kv
 }
 
-// KVTokens returns how many tokens the KV cache holds, in whole blocks. Its error is a *StartError when the server
-// would not start.
+// KVTokens returns how many tokens the KV cache holds, in whole blocks. Its error is a *StartError if the server would
+// not start.
 func (p *Profile) KVTokens(o Options) (int, error) {
 	kv := p.KVGiB(o)
 	if kv <= 0 {
@@ -60,7 +61,7 @@ func (p *Profile) KVTokens(o Options) (int, error) {
 	return tokens, nil
 }
 
-// maxKVTokens limits the cache, which is simulated block by block.
+// maxKVTokens limits the size of the KV cache, because it is simulated block by block.
 const maxKVTokens = 200_000_000
 
 // checkSimulated returns a *ConfigError for options that the profile has no constants for, and for a KV cache that is

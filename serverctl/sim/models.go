@@ -6,7 +6,7 @@ import "slices"
 var modelled = []string{"gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "max-model-len", "enable-prefix-caching",
 	"enforce-eager", "speculative-config"}
 
-// harmless are flags that do not change the capacity of a real server either.
+// harmless are flags that do not even change the capacity of a real server.
 var harmless = []string{"api-key", "chat-template", "disable-log-requests", "disable-log-stats", "download-dir", "enable-log-requests", "host", "load-format",
 	"port", "seed", "served-model-name", "tokenizer", "trust-remote-code", "uvicorn-log-level"}
 
@@ -17,5 +17,5 @@ func Modelled() []string { return slices.Clone(modelled) }
 // flags do not change its measurements.
 func Models(flag string) bool { return slices.Contains(modelled, flag) }
 
-// Ignores reports whether a flag could change the capacity of a real server and has no effect on a simulated one.
+// Ignores reports whether a flag could change the capacity of a real server, but has no effect on a simulated server.
 func Ignores(flag string) bool { return !Models(flag) && !slices.Contains(harmless, flag) }

@@ -27,9 +27,9 @@ type Options struct {
 	Aliases      []string // further served names
 	APIKeys      []string // a request must have one of these keys; empty means that it needs no key
 	NoStats      bool     // /metrics is empty
-	TokenDetails bool     // usage reports the cached tokens
+	TokenDetails bool     // answers report the cached tokens in their usage
 
-	Given map[string]any // the flags on the command line by destination: bool, int, float64, string, []string or json.RawMessage
+	Given map[string]any // values of the flags on the command line by destination: bool, int, float64, string, []string or json.RawMessage
 }
 
 // Source returns where the model comes from: the name of a repository, or a folder.
@@ -52,14 +52,14 @@ type ConfigError struct{ Text string }
 // Error returns the text.
 func (e *ConfigError) Error() string { return e.Text }
 
-// effects are the flags that change what the simulation does, by destination. The parser has checked the type of the
+// effects has the flags that change what the simulation does, by destination. The parser has checked the type of the
 // value. All other flags of vLLM are accepted and have no effect.
 var effects = map[string]func(o *Options, value any) error{
 	"gpu_memory_utilization": func(o *Options, v any) error { return set(&o.GPUMemoryUtilization, v) },
 	"max_num_seqs":           func(o *Options, v any) error { return set(&o.MaxNumSeqs, v) },
 	"max_num_batched_tokens": func(o *Options, v any) error { return set(&o.MaxNumBatchedTokens, v) },
 	"max_model_len": func(o *Options, v any) error {
-		if v == autoLength { // vLLM takes the longest that fits; this is the profile's default
+		if v == autoLength { // vLLM takes the longest length that fits; the simulation takes the profile's default
 			return nil
 		}
 		return set(&o.MaxModelLen, v)
@@ -92,11 +92,11 @@ func set[T any](field *T, v any) error {
 	return nil
 }
 
-// ParseArgs reads what follows `vllm serve` in the first of Versions; see ParseArgsOf.
+// ParseArgs reads the args of `vllm serve` in the first of Versions; see ParseArgsOf.
 func (p *Profile) ParseArgs(args []string) (Options, error) { return p.ParseArgsOf(Versions[0], args) }
 
-// ParseArgsOf reads what follows `vllm serve` in a version of vLLM, over the profile's defaults: a model and flags in
-// any order. Its error is a *UsageError or a *ConfigError where vLLM would refuse the command line.
+// ParseArgsOf reads the args of `vllm serve` in a version of vLLM: a model and flags in any order. Flags that are not
+// given have the profile's defaults. Its error is a *UsageError or a *ConfigError if vLLM would refuse the args.
 func (p *Profile) ParseArgsOf(version string, args []string) (Options, error) {
 	o := p.Defaults
 	o.Version = version

@@ -59,7 +59,7 @@ type Memory struct {
 	SamplerBytesPerSeq float64
 	ActivationGiB      float64 // at 8192 batched tokens
 	ActivationExponent float64
-	GraphReserveGiB    float64 // for CUDA graphs, on top of gpu-memory-utilization
+	GraphReserveGiB    float64 // memory for CUDA graphs, which comes on top of gpu-memory-utilization
 }
 
 // StepCost holds the constants of one engine step, in milliseconds (stepTimer.milliseconds).
@@ -72,17 +72,17 @@ type StepCost struct {
 	PerKVToken       float64
 	PerAttentionPair float64
 	PrefillExtra     float64
-	EagerExtra       float64 // for a decode without a CUDA graph
-	GraphPadding     float64 // part of the computing time of a CUDA graph's empty places that a step takes, 0 to 1
+	EagerExtra       float64 // added to a decode without a CUDA graph
+	GraphPadding     float64 // a step takes this share of the time to compute the empty places of its CUDA graph, 0 to 1
 }
 
-// Latency is the time that the API server adds before and after the engine, in milliseconds.
+// Latency is the time that the API server adds before and after the engine's work, in milliseconds.
 type Latency struct {
 	BeforeScheduling float64
 	AfterStep        float64
 }
 
-// StartUp is how long the phases of a start take, in seconds.
+// StartUp is how long each phase of a start takes, in seconds.
 type StartUp struct {
 	Weights float64
 	Profile float64
@@ -98,7 +98,7 @@ func (s StartUp) Total() time.Duration {
 // StopTime returns how long the server takes to stop.
 func (p *Profile) StopTime() time.Duration { return time.Duration(p.Stop * float64(time.Second)) }
 
-// ProfileNames returns the names of the built-in profiles in order.
+// ProfileNames returns the sorted names of the built-in profiles.
 func ProfileNames() []string {
 	files, err := fs.Glob(profiles, "profiles/*.yaml")
 	if err != nil { // Glob fails only for a malformed pattern

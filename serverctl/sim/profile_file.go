@@ -20,15 +20,15 @@ import (
 // An entry describes one constant in a profile's file.
 type entry struct {
 	path, unit string
-	to         any // the field of the Profile: *float64, *int or *[]float64
+	to         any // pointer to the field of the Profile: *float64, *int or *[]float64
 	min, max   float64
-	optional   bool // 0 when the file lacks it
+	optional   bool // the file may lack it; then it is 0
 }
 
 // isDefault reports whether the entry is the default of a flag. A default is a bare number without an origin.
 func (f entry) isDefault() bool { return f.unit == "" }
 
-// No real server is beyond these limits. They catch MiB written for GiB, and s for ms.
+// No real server is beyond these limits. They catch a value in too small a unit, such as MiB instead of GiB.
 const (
 	maxGiB     = 4096
 	maxMS      = 60_000
@@ -82,7 +82,8 @@ func (p *Profile) entries() []entry {
 	}
 }
 
-// Value returns the field of a constant that is one number; nil when there is none with that path.
+// Value returns a pointer to the value of a constant that is one number. It returns nil if no such constant has that
+// path.
 func (p *Profile) Value(path string) *float64 {
 	for _, f := range p.entries() {
 		if v, ok := f.to.(*float64); ok && f.path == path {
@@ -131,15 +132,15 @@ func (p *Profile) Set(path string, values []float64, confidence, source string) 
 	return true
 }
 
-// A profileReader reads a profile's file and collects all errors in it.
+// A profileReader reads a profile's file, and collects all mistakes in it.
 type profileReader struct {
 	file  string
 	nodes map[string]ast.Node // nodes of the file by their path
 	errs  []error
 }
 
-// ParseProfile reads a profile. Its error joins all mistakes in the file, each with its line. The messages call the
-// file by the name file.
+// ParseProfile reads a profile. Its error joins all mistakes in the file, each with its line. file is the name of the
+// file in these messages.
 func ParseProfile(file string, text []byte) (*Profile, error) {
 	tree, err := yamlparser.ParseBytes(text, 0)
 	if err != nil {
@@ -225,7 +226,7 @@ func (r *profileReader) entry(p *Profile, f entry, root ast.Node) {
 	f.store(c.Values)
 }
 
-// missing reports a missing entry, at its section if the file has that.
+// missing reports a missing entry. It gives the line of the entry's section, if the file has that section.
 func (r *profileReader) missing(f entry, root ast.Node) {
 	section, name, _ := strings.Cut(f.path, ".")
 	value := "…"
@@ -301,7 +302,7 @@ func (r *profileReader) unknown(p *Profile) {
 	}
 }
 
-// Text returns the profile as a file for ParseProfile.
+// Text returns the text of a file that ParseProfile reads as this profile.
 func (p *Profile) Text() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "about: %s\n", strconv.Quote(p.About))
@@ -332,7 +333,7 @@ func (p *Profile) Text() string {
 	return b.String()
 }
 
-// value returns the value with all its digits.
+// value returns the value as text, with all its digits.
 func (f entry) value() string {
 	write := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	switch v := f.to.(type) {

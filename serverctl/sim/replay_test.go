@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// traceRequest is one row of the calibrated trace: 300 requests of 60 conversations, arrivals at 1 request/s.
+// traceRequest is one row of the calibrated trace, which was fitted together with the H200 profile. The trace has 300
+// requests of 60 conversations, which arrive at 1 request/s.
 type traceRequest struct {
 	due                               float64
 	conversation, starter             int
@@ -54,7 +55,8 @@ func readTrace(t testing.TB) []traceRequest {
 	return trace
 }
 
-// content returns the prompt's blocks: first those of the starter, then those of the conversation.
+// content returns the hashes of the prompt's blocks. The first blocks are those of the starter, which several
+// conversations share. The other blocks belong to the conversation.
 func (q traceRequest) content() []uint64 {
 	var hs []uint64
 	for i := range q.prompt / BlockSize {
@@ -77,7 +79,7 @@ func (r served) ttft() float64 { return 1000 * (r.first - r.sent) }
 
 func (r served) tpot() float64 { return 1000 * (r.last - r.first) / float64(r.output-1) }
 
-// replay drives the engine with the trace at a rate, as an open loop, and returns the requests and, with Each, the
+// replay sends the trace to the engine at a rate, as an open loop. It returns the requests and, if e.Each is set, the
 // times between tokens in ms.
 func replay(e *Engine, trace []traceRequest, rate float64) (records []served, gaps []float64) {
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
@@ -109,12 +111,12 @@ func replay(e *Engine, trace []traceRequest, rate float64) (records []served, ga
 	return records, gaps
 }
 
-// replayClosed keeps concurrency requests of the same size in flight until n have ended.
+// replayClosed keeps a number of requests (concurrency) in flight until n have ended. All requests have the same size.
 func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []served, gaps []float64) {
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
 	e.Each = true
 	type pending struct{ sent float64 }
-	var due []pending // in the order of sent
+	var due []pending // sorted by the field sent
 	for range concurrency {
 		due = append(due, pending{})
 	}
@@ -147,8 +149,8 @@ func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []serv
 	return records, gaps
 }
 
-// figures returns what vllm bench serve reports about a run: latencies in ms, tok/s over the whole run, and the maximum
-// of requests in flight in one second.
+// figures returns what vllm bench serve reports about a run: latencies in ms, tokens/s over the whole run, and how many
+// requests were in flight at most in one second.
 func figures(records []served, gaps []float64) map[string]float64 {
 	var ttft, tpot, e2e []float64
 	tokens, end := 0, 0.0
@@ -175,7 +177,7 @@ func figures(records []served, gaps []float64) map[string]float64 {
 	return figures
 }
 
-// percentile interpolates as numpy does by default.
+// percentile interpolates between two values, as numpy does by default.
 func percentile(xs []float64, p float64) float64 {
 	xs = slices.Sorted(slices.Values(xs))
 	h := p / 100 * float64(len(xs)-1)

@@ -4,17 +4,17 @@ package sim
 // finished. A step of a span costs a few operations, however many requests run. It visits only the requests whose last
 // block is full, or becomes full in this step. endSpan then updates the fields of all requests at once.
 type span struct {
-	left   int                // steps that may follow
+	left   int                // steps that the span may still have
 	steps  int                // steps computed so far
 	end    float64            // end of the last step
 	tokens int                // tokens of all requests in the KV cache before the next step
-	phase  [BlockSize][]int32 // indexes into running by computed tokens modulo the block size when the span began
+	phase  [BlockSize][]int32 // indexes into running, grouped by computed tokens modulo the block size at the beginning of the span
 }
 
-// minSpan is the number of steps from which a span is worth its setup.
+// minSpan is the smallest number of steps for which it is worth setting up a span.
 const minSpan = 3
 
-// inSpan reports whether the next step belongs to a span. It begins one where that is possible.
+// inSpan reports whether the next step belongs to a span. If possible, it begins a span.
 func (e *Engine) inSpan() bool {
 	if e.Each || e.Options.SpeculativeTokens > 0 || len(e.waiting) > 0 && len(e.running) < e.Options.MaxNumSeqs {
 		return false
@@ -50,7 +50,7 @@ func (e *Engine) beginSpan() bool {
 	return true
 }
 
-// stepSpan computes a step of a span. It does nothing, and returns false, when too few blocks are free.
+// stepSpan computes a step of a span. If too few blocks are free, it does nothing and returns false.
 func (e *Engine) stepSpan(now *float64) bool {
 	s := &e.span
 	at := s.steps % BlockSize
@@ -71,7 +71,7 @@ func (e *Engine) stepSpan(now *float64) bool {
 }
 
 // updateBlocks gives a block to each request whose last block is full, and registers the blocks that this step fills.
-// It works in the order of the running requests, as the step that visits all of them does.
+// It goes through the requests in the order of running, as the method step does.
 func (e *Engine) updateBlocks(full, filled []int32) {
 	for len(full)+len(filled) > 0 {
 		if len(filled) == 0 || len(full) > 0 && full[0] < filled[0] {

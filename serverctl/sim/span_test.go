@@ -58,8 +58,8 @@ func TestSpansAgreeForManySeeds(t *testing.T) {
 	compareSpans(t, 60)
 }
 
-// compareSpans drives two engines with the same random loads: one uses spans, the other visits every request in every
-// step. They must agree exactly in every time, count and block.
+// compareSpans drives two engines with the same random loads. One uses spans, and the other visits every request in
+// every step. They must agree exactly in every time, count and block.
 func compareSpans(t *testing.T, seeds uint64) {
 	t.Helper()
 	spans, preempted := 0, 0
@@ -111,7 +111,7 @@ func compareSpans(t *testing.T, seeds uint64) {
 	}
 }
 
-// BenchmarkEngine replays the trace of the calibrated sweep at 2 requests/s.
+// BenchmarkEngine replays the calibrated trace at 2 requests/s.
 func BenchmarkEngine(b *testing.B) {
 	p, err := LoadProfile("h200-llama70b-fp8")
 	if err != nil {

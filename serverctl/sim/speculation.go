@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// Speculation holds the constants of speculative decoding. In each step a drafter proposes k tokens for each sequence,
-// and the model computes all of them to check which it accepts.
+// Speculation holds the constants of speculative decoding. In each step a drafter proposes k tokens for each sequence.
+// The model computes all of them, and accepts some.
 type Speculation struct {
 	DrafterGiB               float64   // GPU memory of the drafter and of its cache
-	PerDraftToken            float64   // ms for each token of the draft, whatever the batch
-	PerDraftTokenAndSequence float64   // ms
-	PerVerifiedToken         float64   // ms, on top of the token's compute
+	PerDraftToken            float64   // ms for each token of the draft, however many sequences there are
+	PerDraftTokenAndSequence float64   // ms for each token of the draft and each sequence
+	PerVerifiedToken         float64   // ms for each token that the model verifies, on top of its compute
 	Acceptance               []float64 // chance that the j-th draft token is accepted after all earlier tokens of its draft; the last value holds for all later tokens
 	LookupAcceptance         []float64 // the same chances for drafts that are looked up in the text so far (ngram, suffix)
 }
 
-// ngram and suffix look drafts up in the text so far. They have no drafter.
+// The methods ngram and suffix look drafts up in the text so far. They have no drafter.
 const (
 	ngram  = "ngram"
 	suffix = "suffix"
@@ -28,8 +28,8 @@ const (
 // maxDraftTokens is more than any drafter proposes in one step.
 const maxDraftTokens = 1000
 
-// setSpeculation reads --speculative-config, as far as the simulation knows its keys. Its error is a *ConfigError with
-// the words of vLLM's SpeculativeConfig (vllm/config/speculative.py).
+// setSpeculation reads --speculative-config, and ignores keys that the simulation does not know. Its error is a
+// *ConfigError with the text of vLLM's SpeculativeConfig (vllm/config/speculative.py).
 func (o *Options) setSpeculation(value any) error {
 	text, _ := value.(json.RawMessage)
 	var config map[string]any
@@ -57,12 +57,11 @@ func (o *Options) setSpeculation(value any) error {
 	return nil
 }
 
-// speculativeMethods are the ways to propose tokens that vLLM has (SpeculativeMethod in vllm/config/speculative.py,
-// 0.14.1).
+// speculativeMethods are vLLM's methods to propose tokens (SpeculativeMethod in vllm/config/speculative.py, 0.14.1).
 var speculativeMethods = []string{ngram, "medusa", "mlp_speculator", "draft_model", suffix, "eagle", "eagle3", "deepseek_mtp",
 	"mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "exaone_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "mtp", "pangu_ultra_moe_mtp"}
 
-// hasDrafter reports whether a drafter model runs beside the model.
+// hasDrafter reports whether a drafter, which is a second model, runs beside the model.
 func (o Options) hasDrafter() bool { return o.SpeculativeTokens > 0 && !o.usesLookup() }
 
 func (o Options) usesLookup() bool {
@@ -87,8 +86,8 @@ func (e *Engine) accept(r *Request) int {
 	return n
 }
 
-// acceptance returns the chance that the model accepts the draft token at a position, counted from 0, if it accepted
-// all before. It is 0 where the profile has no constants for the method.
+// acceptance returns the chance that the model accepts the draft token at a position, counted from 0, if it has
+// accepted all tokens before. It is 0 if the profile has no constants for the method.
 func (e *Engine) acceptance(position int) float64 {
 	chances := e.Profile.Speculation.Acceptance
 	if e.Options.usesLookup() {
@@ -100,7 +99,7 @@ func (e *Engine) acceptance(position int) float64 {
 	return chances[min(position, len(chances)-1)]
 }
 
-// uniform returns a pseudo-random number from 0 to 1 that depends only on the words.
+// uniform returns a pseudo-random number from 0 to 1 that depends only on words.
 func uniform(words ...uint64) float64 {
 	h := uint64(0)
 	for _, w := range words {

@@ -9,9 +9,9 @@ import (
 	"vllmtuner/realtime"
 )
 
-// speculated has the median TPOT of the calibrated model in ms, for each number of draft tokens and each chance that the
-// model accepts one. The load is 1 request/s, after ten requests of warm-up. Only k = 3 without acceptance was measured. The other rows
-// compare the engine with the program in which it was fitted.
+// speculated has the median TPOT in ms, by the number of draft tokens (k) and the chance that the model accepts a draft
+// token. The load is 1 request/s, after ten warm-up requests. Only the row with k = 3 and acceptance 0 was measured.
+// The other rows come from the program in which the profile was fitted.
 var speculated = []struct {
 	k          int
 	acceptance float64
@@ -137,7 +137,7 @@ func TestAWrongSpeculationIsRefused(t *testing.T) {
 	}
 }
 
-// A profile has one acceptance for drafters and another for lookups in the prompt.
+// A profile has one acceptance for drafters, and another for drafts that are looked up in the text so far.
 func TestAMethodHasItsOwnAcceptance(t *testing.T) {
 	p := profile(t, "small-fast")
 	share := func(method string) float64 {

@@ -19,36 +19,36 @@ import (
 
 const (
 	// lockFile is locked by the process that copies into the folder. Its text names the process and its progress. The
-	// file is never removed: another process may have it open.
+	// file is never removed, because another process may have it open.
 	lockFile = ".weights.lock"
-	// partial begins the name of an incomplete copy. The holder of the lock may remove any of them.
+	// partial begins the name of an incomplete copy. The holder of the lock may remove any incomplete copy.
 	partial = ".partial-"
-	// spare is how many bytes a copy leaves free on the disk: others write there too.
+	// spare is how many bytes a copy leaves free on the disk, because others write there too.
 	spare = 64 << 20
-	// maxDepth bounds how deep the folders of a model may nest; links may form a circle.
+	// maxDepth limits how deep the folders of a model may nest, because links may form a circle.
 	maxDepth = 8
 )
 
-// A copier makes copies. A test may replace its waits and its disk.
+// A copier makes copies. A test may replace its patience and its view of the free space.
 type copier struct {
-	stall time.Duration                   // how long another tuner's copy may make no progress
+	stall time.Duration                   // how long another tuner may hold the lock without progress
 	free  func(dir string) (int64, error) // bytes
 }
 
-// Copy copies a model's folder (weights, configuration, tokenizer) into its own folder below to, and returns that
-// folder. It reuses an existing copy of the same files: the path of the model, and the names, sizes and times of its
-// files, must be the same. It follows links, so a snapshot in the cache of the Hugging Face hub becomes a folder of
-// files. It leaves out what vLLM does not load either: hidden files, and the folder original.
+// Copy copies a model's folder (weights, configuration, tokenizer) to a new folder in the folder to, and returns the
+// new folder. It reuses an existing copy of the same files: the path of the model, and the names, sizes and times of
+// its files, must be the same. It follows links, so a snapshot in the cache of the Hugging Face hub becomes a folder of
+// files. It leaves out hidden files and the folder original, which vLLM does not load either.
 //
-// If another tuner copies into to, Copy waits for it, as long as it makes progress every two minutes. A copy that an
-// error, the end of ctx or a crash cut short is removed, at the latest by the next Copy. A complete copy is never
-// removed. progress and ctx are as in Warm.
+// If another tuner copies into the same folder, Copy waits for it, as long as that tuner makes progress every two
+// minutes. After an error, the end of ctx or a crash, an incomplete copy is removed, by the next Copy at the latest. A
+// complete copy is never removed. progress and ctx are as in Warm.
 func Copy(ctx context.Context, model, to string, progress func(done, total int64)) (path string, report Report, err error) {
 	return copier{stall: 2 * time.Minute, free: freeBytes}.copy(ctx, model, to, progress)
 }
 
-// CheckCopy returns why Copy could not begin: no copy can be made in the folder, or it has too little room. If a copy
-// is in progress there, or was left incomplete, only Copy can tell how much room there will be.
+// CheckCopy returns an error if Copy could not begin: no copy can be made in the folder, or the folder has too little
+// room. If an incomplete copy is there, CheckCopy does not check the room: only Copy can tell how much there will be.
 func CheckCopy(model, to string) error { return copier{free: freeBytes}.check(model, to) }
 
 func (c copier) check(model, to string) error {
@@ -125,7 +125,7 @@ func target(to, model string) (string, error) {
 		rest, err := filepath.Rel(model, dir)
 		return err == nil && filepath.IsLocal(rest)
 	}
-	if plain, err := filepath.Abs(to); err == nil && within(plain) { // before anything is made there
+	if plain, err := filepath.Abs(to); err == nil && within(plain) { // checked before anything is made there
 		return "", errWithin
 	}
 	if err := os.MkdirAll(to, 0o755); err != nil {
@@ -141,7 +141,7 @@ func target(to, model string) (string, error) {
 	return to, nil
 }
 
-// resolve returns the path of a folder without links.
+// resolve returns the absolute path of a folder, in which no part is a link.
 func resolve(dir string) (string, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
@@ -186,7 +186,8 @@ func (t *tree) list(within string, hash io.Writer, depth int) error {
 	}
 	for _, e := range entries {
 		name := filepath.Join(within, e.Name())
-		// vLLM ignores "original/**/*" (LoadConfig.ignore_patterns of 0.14.1): Meta's checkpoints, as large again.
+		// vLLM ignores "original/**/*" (LoadConfig.ignore_patterns of 0.14.1). Meta puts its own checkpoints there,
+		// which are as large as the weights.
 		if strings.HasPrefix(e.Name(), ".") || name == "original" {
 			continue
 		}
@@ -209,8 +210,8 @@ func (t *tree) list(within string, hash io.Writer, depth int) error {
 	return nil
 }
 
-// name is the folder name of the tree's copy: a title for people, and the key. The folder of a snapshot has only a
-// commit as its name.
+// name is the folder name of the tree's copy: a title for people, and the key. The title of a snapshot is the name of
+// its model's folder, because the snapshot's own folder has only a commit as its name.
 func (t *tree) name() string { return t.title() + "-" + t.key }
 
 func (t *tree) title() string {
@@ -220,8 +221,8 @@ func (t *tree) title() string {
 	return filepath.Base(t.dir)
 }
 
-// isAt reports whether a complete copy is in a folder. A copy gets its name only when it is complete, so isAt finds
-// only files that somebody deleted.
+// isAt reports whether a complete copy is in a folder. A copy gets its final name only when it is complete. So isAt
+// looks only for files that somebody deleted or cut short later.
 func (t *tree) isAt(dir string) bool {
 	for _, f := range t.files {
 		info, err := os.Stat(filepath.Join(dir, f.Path))
@@ -260,7 +261,7 @@ func (t *tree) copyTo(ctx context.Context, path string, done *tally) (err error)
 	if err := syncTree(temp); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(path); err != nil { // a copy with deleted files
+	if err := os.RemoveAll(path); err != nil { // an earlier copy, which has lost files
 		return err
 	}
 	if err := os.Rename(temp, path); err != nil {
@@ -269,7 +270,7 @@ func (t *tree) copyTo(ctx context.Context, path string, done *tally) (err error)
 	return syncPath(filepath.Dir(path))
 }
 
-// makeFiles makes the tree's files in a folder, empty.
+// makeFiles makes all files of the tree in a folder, without content.
 func (t *tree) makeFiles(dir string) error {
 	for _, f := range t.files {
 		path := filepath.Join(dir, f.Path)
@@ -283,8 +284,8 @@ func (t *tree) makeFiles(dir string) error {
 	return nil
 }
 
-// copySegment copies a segment to the same place in another file, which exists. It also syncs the segment to disk.
-// Otherwise the last sync would have to write all dirty pages of a large memory, and could not be interrupted.
+// copySegment copies a segment to the same place in another file, which exists, and syncs it to disk. Without that, one
+// sync at the end would have to write all dirty pages of a large memory, and could not be interrupted.
 func copySegment(ctx context.Context, from, to string, s segment, buffer []byte, done *tally) (err error) {
 	f, err := os.OpenFile(to, os.O_WRONLY, 0)
 	if err != nil {
@@ -380,7 +381,7 @@ func freeBytes(dir string) (int64, error) {
 	return int64(s.Bavail) * int64(s.Bsize), nil
 }
 
-// lock waits for the lock of a folder, until ctx ends or its holder stops making progress. The lock is held until the
+// lock waits for the lock of a folder, until ctx ends or the holder stops making progress. The lock is held until the
 // file is closed or the process is gone.
 func (c copier) lock(ctx context.Context, path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
@@ -426,7 +427,8 @@ func (c copier) wait(ctx context.Context, f *os.File) error {
 	}
 }
 
-// say tells waiting tuners who copies what, and how far it is. An error is ignored: they only wait without news.
+// say writes into the lock file who copies what, and how far it is. Waiting tuners read this. It ignores an error: the
+// others then only wait without news.
 func say(lock *os.File, model string, done, total int64) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -434,6 +436,6 @@ func say(lock *os.File, model string, done, total int64) {
 	}
 	text := fmt.Sprintf("pid %d on %s has copied %d of %d bytes of %s\n", os.Getpid(), host, done, total, model)
 	if _, err := lock.WriteAt([]byte(text), 0); err == nil {
-		_ = lock.Truncate(int64(len(text))) // the last holder's text may have been longer
+		_ = lock.Truncate(int64(len(text))) // cuts off the rest of a longer text of the last holder
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// In a role, the test binary is another tuner: it copies and stops in the middle.
+// If one of these variables is set, the test binary acts as another tuner: it warms the page cache, or it copies.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("WEIGHTS_WARM"); path != "" {
 		warmAsChild(path)
@@ -30,14 +30,15 @@ func TestMain(m *testing.M) {
 // quickExit keeps the race detector from sleeping for a second at the end of a child.
 const quickExit = "atexit_sleep_ms=10"
 
-// copyAsChild prints when the copy has begun, and continues when told to.
+// copyAsChild copies a model. It prints "copying" when the copy has begun, and goes on after a line from its standard
+// input.
 func copyAsChild(model, to string) {
 	said := false
 	path, _, err := Copy(context.Background(), model, to, func(_, _ int64) {
 		if !said {
 			said = true
 			fmt.Println("copying")
-			_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // the end of stdin counts too
+			_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input counts as a line
 		}
 	})
 	fmt.Println(path, err)
@@ -62,7 +63,7 @@ func copying(t *testing.T, model, to string) *neighbour {
 	out, err := n.StdoutPipe()
 	try(t, err, n.Start())
 	t.Cleanup(func() {
-		_ = n.Process.Kill() // it has mostly ended already
+		_ = n.Process.Kill() // an error means that it has ended already
 		_ = n.Wait()
 	})
 	if line, err := bufio.NewReader(out).ReadString('\n'); line != "copying\n" {
@@ -259,7 +260,7 @@ func TestACopyOfAnotherTunerIsShared(t *testing.T) {
 	select {
 	case r := <-ended:
 		t.Fatalf("it did not wait: %+v", r)
-	case <-time.After(300 * time.Millisecond): // it would have copied or failed by then
+	case <-time.After(300 * time.Millisecond): // without the wait it would have copied or failed by then
 	}
 	_, err := io.WriteString(child.in, "go on\n")
 	try(t, err)
@@ -345,7 +346,8 @@ func TestTooLittleSpaceForACopy(t *testing.T) {
 	})
 }
 
-// The space of an incomplete copy will be free again, so it says nothing. Names of folders are not patterns.
+// The check does not complain of too little room beside an incomplete copy, because Copy will free that space. The
+// brackets in the folder's name are not read as a pattern.
 func TestACheckLeavesAnIncompleteCopyOutOfAccount(t *testing.T) {
 	model, _ := aSmallModel(t)
 	to := filepath.Join(t.TempDir(), "copies [1]")

@@ -24,16 +24,16 @@ var ErrUnknown = errors.New("the model's weights are not on disk")
 type Model struct {
 	Name     string                   // folder, GGUF file, or name on the Hugging Face hub
 	Revision string                   // --revision; empty means main
-	CacheDir string                   // --download-dir; empty means where the environment says
+	CacheDir string                   // --download-dir; empty means the cache folder of the environment
 	Env      func(name string) string // the server's environment
 }
 
 // A kind is one format of weights, with the index file that lists the model's files.
 type kind struct{ pattern, index string }
 
-// kinds has the order in which vLLM looks for them; it loads the first one it finds (load format auto of 0.14.1 and
-// 0.32.0, vllm/model_executor/model_loader/default_loader.py). vLLM does not look for GGUF in a folder, but users
-// name such folders.
+// kinds lists the formats in the order in which vLLM looks for them. It loads the first format that it finds (load
+// format auto of 0.14.1 and 0.32.0, vllm/model_executor/model_loader/default_loader.py). vLLM does not look for GGUF
+// files in a folder, but users give such folders as the model.
 var kinds = []kind{
 	{"consolidated*.safetensors", "consolidated.safetensors.index.json"},
 	{"*.safetensors", "model.safetensors.index.json"},
@@ -42,7 +42,7 @@ var kinds = []kind{
 	{"*.gguf", ""},
 }
 
-// notWeights are the endings of files that look like weights but belong to a training
+// notWeights are the endings of files that look like weights but belong to a training run
 // (filter_files_not_needed_for_inference in vLLM's weight_utils.py, 0.14.1).
 var notWeights = []string{"training_args.bin", "optimizer.bin", "optimizer.pt", "scheduler.pt", "scaler.pt"}
 
@@ -86,7 +86,7 @@ func (m Model) snapshot() (string, error) {
 		return "", fmt.Errorf("%w: %q at %q is neither a folder nor a name on the hub", ErrUnknown, m.Name, revision)
 	}
 	repo := filepath.Join(m.hub(), "models--"+strings.ReplaceAll(m.Name, "/", "--"))
-	commit := revision // unless it is a branch or a tag
+	commit := revision // if the revision is a branch or tag, its commit is read below
 	ref, err := foreign.Read(filepath.Join(repo, "refs", revision), 1<<10)
 	switch {
 	case err == nil:
@@ -114,7 +114,7 @@ func (m Model) hub() string {
 	return expand(cmp.Or(m.CacheDir, env("HF_HUB_CACHE"), env("HUGGINGFACE_HUB_CACHE"), filepath.Join(home, "hub")))
 }
 
-// weightFiles returns the weights in a folder, and says what is missing; empty when nothing is.
+// weightFiles returns the weights in a folder. missing says what the folder lacks; empty means nothing.
 func weightFiles(dir string) (files []File, missing string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -155,7 +155,8 @@ func weightFiles(dir string) (files []File, missing string, err error) {
 	return files, missing, nil
 }
 
-// choose returns the names of the model's files, sorted, and the index that lists them; empty when there is none.
+// choose returns the names of the model's files, sorted, and the index that lists them. index is empty if there is
+// none.
 func choose(dir string, entries []fs.DirEntry) (names []string, index string, err error) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == name })
@@ -170,7 +171,7 @@ func choose(dir string, entries []fs.DirEntry) (names []string, index string, er
 		names, err = readIndex(filepath.Join(dir, k.index))
 		return names, k.index, err
 	}
-	for _, k := range kinds { // an index without any of its files
+	for _, k := range kinds { // no weights are there, but an index may name some
 		if k.index != "" && has(k.index) {
 			names, err = readIndex(filepath.Join(dir, k.index))
 			return names, k.index, err
@@ -182,7 +183,7 @@ func choose(dir string, entries []fs.DirEntry) (names []string, index string, er
 // matches returns the names of the weights of one kind.
 func matches(pattern string, entries []fs.DirEntry) (names []string) {
 	for _, e := range entries {
-		ok, _ := path.Match(pattern, e.Name()) // our patterns are well-formed
+		ok, _ := path.Match(pattern, e.Name()) // cannot fail: our patterns are well-formed
 		if ok && !slices.ContainsFunc(notWeights, func(end string) bool { return strings.HasSuffix(e.Name(), end) }) {
 			names = append(names, e.Name())
 		}

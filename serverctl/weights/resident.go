@@ -9,16 +9,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errHidden is returned where the kernel does not tell what is in the page cache. Since Linux 5.2 it reports a file
-// as fully cached if the caller neither owns it nor may write it (mm/mincore.c, can_do_mincore). gVisor reports every
-// file so.
+// errHidden is returned if the kernel does not tell what is in the page cache. Since Linux 5.2 it reports a file as
+// fully cached if the caller neither owns it nor may write it (mm/mincore.c, can_do_mincore). gVisor reports every file
+// as fully cached.
 var errHidden = errors.New("the kernel tells only owners and writers of a file whether it is in the page cache")
 
-// windowSize is how much of a file is mapped at once. The kernel's answer for it takes 256 KiB.
+// windowSize is how many bytes of a file are mapped at once. The kernel's answer for so many bytes takes 256 KiB.
 const windowSize = 1 << 30
 
-// resident returns how many bytes of the files are in the page cache. It reads none of them. The error wraps
-// errHidden where the kernel does not tell.
+// resident returns how many bytes of the files are in the page cache. It does not read the files. The error wraps
+// errHidden if the kernel does not tell.
 func resident(files []File) (int64, error) {
 	var n int64
 	for _, file := range files {
@@ -58,8 +58,8 @@ func residentIn(path string, offset, length int64) (n int64, err error) {
 	return n, nil
 }
 
-// honest asks about a page far beyond the end of the file, which cannot be in the page cache. A kernel that claims it
-// is would claim it of every page.
+// honest returns errHidden if the kernel says that a page far beyond the end of the file is in the page cache. That is
+// impossible, so this kernel would say the same of every page.
 func honest(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
@@ -76,7 +76,8 @@ func honest(f *os.File) error {
 	return nil
 }
 
-// incore asks the kernel for one byte per page of a part of the file.
+// incore asks the kernel for one byte per page of a part of the file. Its lowest bit says whether the page is in the
+// page cache.
 func incore(f *os.File, offset, length int64) ([]byte, error) {
 	// PROT_NONE makes sure that no page is read by mistake.
 	mapped, err := unix.Mmap(int(f.Fd()), offset, int(length), unix.PROT_NONE, unix.MAP_PRIVATE)

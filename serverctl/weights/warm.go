@@ -13,18 +13,20 @@ import (
 // kernel drops the oldest pages first.
 const maxPercent = 70
 
-// Warm reads the parts of the files that are missing into the page cache. memory is how many bytes it may use: what
-// is free or can be reclaimed, in the machine and under the limit of the cgroup, which pays for the page cache. Warm
-// skips files that would take more than 70 % of it; this is no error, and Report.Skipped says why.
+// Warm reads those parts of the files into the page cache that are not there yet. memory is how many bytes Warm may
+// use: bytes that are free or can be reclaimed, both in the machine and under the limit of the cgroup. The page cache
+// counts against that limit. Warm skips files that would take more than 70 % of memory. This is no error, and
+// Report.Skipped says why.
 //
-// vLLM maps the files and reads them in order, in one process. Where the kernel reads ahead by 128 KiB (the default
-// of most file systems, and of NFS since Linux 5.4), each call to a file server takes its latency again. Warm's
-// parallel reads hide it: 1 GiB at 500 MB/s loads in 2.4 s instead of 5.4 s with 0.2 ms per call, in 3.0 s instead of
-// 10.1 s with 1 ms, and in 6.3 s instead of 22.9 s with 4 ms. With a readahead of 4 MiB Warm gains nothing, and costs
-// 0.2 s.
+// vLLM maps the files and reads them in order, in one process. Often the kernel reads ahead by only 128 KiB: this is
+// the default of most file systems, and of NFS since Linux 5.4. Then each 128 KiB needs a call to the file server, with
+// its latency. Warm hides the latency by parallel reads: 1 GiB at 500 MB/s loads in 2.4 s instead of 5.4 s with 0.2 ms
+// per call, in 3.0 s instead of 10.1 s with 1 ms, and in 6.3 s instead of 22.9 s with 4 ms. With a readahead of 4 MiB
+// Warm gains nothing, and costs 0.2 s.
 //
-// progress may be nil. One goroutine at a time tells it how many bytes are done. When ctx ends, Warm returns its
-// cause after the reads in progress: at most four of 8 MiB. A file server that hangs delays it.
+// progress may be nil. It is called by one goroutine at a time, with the number of bytes that are done. When ctx ends,
+// Warm first completes the reads in progress, at most four of 8 MiB, and then returns the cause of ctx. A file server
+// that hangs delays this.
 func Warm(ctx context.Context, files []File, memory int64, progress func(done, total int64)) (report Report, err error) {
 	began := time.Now()
 	defer func() { report.Took = time.Since(began) }()
@@ -50,7 +52,7 @@ func Warm(ctx context.Context, files []File, memory int64, progress func(done, t
 	return report, nil
 }
 
-// known is resident, but returns -1 where the kernel does not tell.
+// known is like resident, but returns -1 if the kernel does not tell.
 func known(files []File) (int64, error) {
 	n, err := resident(files)
 	if errors.Is(err, errHidden) {
@@ -59,8 +61,8 @@ func known(files []File) (int64, error) {
 	return n, err
 }
 
-// readMissing reads the files and returns how many bytes it read. If residency is known, it skips segments that are
-// in the page cache.
+// readMissing reads the files and returns how many bytes it read. If told is set, the kernel tells what is in the page
+// cache, and readMissing skips segments that are there.
 func readMissing(ctx context.Context, files []File, told bool, done *tally) (int64, error) {
 	var n atomic.Int64
 	err := inParallel(ctx, segments(files), func(ctx context.Context, s segment, buffer []byte) error {

@@ -82,7 +82,7 @@ func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
 func TestPartOfAFileIsInThePageCache(t *testing.T) {
 	files := cold(t, 16<<20)
 	f, err := os.Open(files[0].Path)
-	try(t, err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)) // nothing is read ahead
+	try(t, err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)) // the kernel shall not read ahead
 	_, err = io.ReadFull(f, make([]byte, 4<<20))
 	try(t, err, f.Close())
 	if n, err := resident(files); err != nil || n < 4<<20 || n > 5<<20 {

@@ -1,6 +1,6 @@
-// Package weights keeps a model's weights near: in the page cache, or as a copy on local disk. The server of the next
-// trial then does not read them from a file server. The package never downloads a model and knows nothing of servers.
-// It is for Linux.
+// Package weights keeps a model's weights near: in the page cache, or as a copy on local disk. So the server of the
+// next trial does not have to read them from a file server. The package never downloads a model and knows nothing of
+// servers. It is for Linux.
 package weights
 
 import (
@@ -33,11 +33,11 @@ type Report struct {
 }
 
 const (
-	// workers is how many goroutines read at once. A file server answers several requests in the time of one, and a
-	// local disk is no slower for it.
+	// workers is how many goroutines read at once. A file server answers several parallel requests in the time of one.
+	// A local disk does not become slower by them.
 	workers = 4
-	// segmentSize is how much one worker reads at a time. The kernel reads ahead a whole segment, even if the worker is
-	// then told to stop.
+	// segmentSize is how many bytes a worker takes on at a time. The kernel reads ahead a whole segment, even if the
+	// worker is then told to stop.
 	segmentSize = 64 << 20
 	blockSize   = 8 << 20 // bytes of one read
 )
@@ -105,7 +105,7 @@ func read(ctx context.Context, path string, s segment, buffer []byte, use func(b
 	return nil
 }
 
-// A tally counts the bytes that all workers have done, and tells one listener at a time.
+// A tally counts the bytes that all workers have done. It reports them to a listener, one call at a time.
 type tally struct {
 	mu    sync.Mutex
 	done  int64

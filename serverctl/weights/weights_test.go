@@ -136,7 +136,7 @@ func TestFilesOfAFolder(t *testing.T) {
 	}
 }
 
-// hub makes a cache of the Hugging Face hub with one model, whose main is commit aaa.
+// hub makes a cache of the Hugging Face hub with one model. Its branch main is at commit aaa.
 func hub(t *testing.T, dir string) {
 	t.Helper()
 	write(t, filepath.Join(dir, "models--nvidia--tiny"), map[string]string{

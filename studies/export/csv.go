@@ -25,8 +25,8 @@ type cell struct {
 	value  any
 }
 
-// WriteTrials writes one row for each trial. There is a column for each of flags, and for each other flag that a trial
-// of the study sets. study.Trials needs only the points.
+// WriteTrials writes one row for each trial. There is a column for each flag of flags, and for each other flag that a
+// trial of the study sets. study.Trials needs only numbers and points.
 func WriteTrials(w io.Writer, study studies.Study, trials iter.Seq2[studies.Trial, error], flags []string) error {
 	settings := settingsOf(study, flags)
 	row := func(t studies.Trial, _ trial.Probe) []cell {
@@ -46,7 +46,8 @@ func WriteProbes(w io.Writer, study studies.Study, trials iter.Seq2[studies.Tria
 	return write(w, row, trials, func(t studies.Trial) []trial.Probe { return t.Probes })
 }
 
-// write writes the names of the columns, and for each trial the rows of the probes that probes returns.
+// write writes a row with the names of the columns. Then, for each trial, it writes one row for each probe that probes
+// returns.
 func write(w io.Writer, row func(studies.Trial, trial.Probe) []cell, trials iter.Seq2[studies.Trial, error],
 	probes func(studies.Trial) []trial.Probe) error {
 	out := csv.NewWriter(w)
@@ -86,8 +87,9 @@ func (c cell) text(int) string {
 	return fmt.Sprint(c.value)
 }
 
-// settingsOf returns a function for the cells with the world of a trial and its flags: first each of flags, and then
-// each other flag that a trial of the study sets. Only trials of one world can be compared; see studies.Study.
+// settingsOf returns a function that makes the cells for the world and the flags of a trial. First come the flags of
+// flags, and then each other flag that a trial of the study sets. Only trials of one world can be compared; see
+// studies.Study.
 func settingsOf(study studies.Study, flags []string) func(studies.Trial) []cell {
 	names, worlds := slices.Clone(flags), study.WorldNumbers()
 	for _, t := range study.Trials {
@@ -116,7 +118,7 @@ func capacityCells(t studies.Trial) []cell {
 		r, simulated = t.Result, t.Result.Facts.Simulated
 	}
 	c := r.Capacity
-	if t.Met() { // else Rate is the lowest rate that failed
+	if t.Met() { // otherwise c.Rate is the lowest rate that failed
 		rate = c.Rate
 	}
 	return []cell{
@@ -128,7 +130,7 @@ func capacityCells(t studies.Trial) []cell {
 	}
 }
 
-// probeCells returns the cells with the figures of a probe. Latencies are in milliseconds, of completed requests.
+// probeCells returns the cells with the figures of a probe. Latencies are those of completed requests, in milliseconds.
 func probeCells(p trial.Probe) []cell {
 	m := p.Measurement
 	cells := []cell{
@@ -141,7 +143,7 @@ func probeCells(p trial.Probe) []cell {
 		bench.Stats
 	}{{"ttft", m.TTFT}, {"tpot", m.TPOT}, {"itl", m.ITL}, {"e2e", m.E2E}} {
 		for _, c := range []cell{{"mean", of.Mean}, {"p50", of.P50}, {"p95", of.P95}, {"p99", of.P99}} {
-			if of.N == 0 { // 0 ms would be a good latency
+			if of.N == 0 { // without requests no figure: 0 ms would be a good latency
 				c.value = nil
 			}
 			cells = append(cells, cell{fmt.Sprintf("%s_%s_ms", of.metric, c.column), c.value})
@@ -155,7 +157,7 @@ func probeCells(p trial.Probe) []cell {
 		cell{"gpu_seconds", p.GPUTime.Seconds()}, cell{"reason", p.Verdict.Reason}, cell{"note", p.Note})
 }
 
-// known returns nil for a figure of 0, which means that there is none.
+// known returns nil for the figure 0, which means that the figure is not known.
 func known(v float64) any {
 	if v == 0 {
 		return nil

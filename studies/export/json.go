@@ -17,11 +17,11 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// format is the version of the JSON document. It grows when a field is removed or changes its meaning, but not when one
-// is added.
+// format is the version of the JSON document. It grows when a field is removed or changes its meaning, but not when a
+// field is added.
 const format = 1
 
-// A document is a study. The keys never change; docs/export.md lists them.
+// A document is a study as JSON. The keys never change; docs/export.md lists them.
 type document struct {
 	Format  int               `json:"tuner_export"`
 	ID      string            `json:"id"`
@@ -76,7 +76,7 @@ func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, err
 		return fmt.Errorf("write the study as JSON: %w", err)
 	}
 	before, after, _ := bytes.Cut(whole, []byte(noTrials))
-	out := bufio.NewWriter(w) // it keeps its first error
+	out := bufio.NewWriter(w) // a failed write is kept, and Flush returns it
 	out.Write(before)
 	out.WriteString("\n  \"trials\": [")
 	worlds, between, end := s.WorldNumbers(), "\n    ", "]"
@@ -103,7 +103,8 @@ func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, err
 	return nil
 }
 
-// noTrials is the empty list of trials in a document. No text of the study holds it, because JSON escapes line breaks.
+// noTrials is the empty list of trials in a document. The study's own texts cannot contain it, because JSON escapes
+// line breaks.
 const noTrials = "\n  \"trials\": []"
 
 // encode returns v as indented JSON. All lines but the first begin with indent.
@@ -142,7 +143,7 @@ func trialItemOf(t studies.Trial, world int) trialItem {
 	return item
 }
 
-// mapped returns a map that is never null in JSON.
+// mapped returns m, or an empty map instead of nil, which would be null in JSON.
 func mapped[M ~map[string]string](m M) M {
 	if m == nil {
 		return M{}
@@ -150,5 +151,5 @@ func mapped[M ~map[string]string](m M) M {
 	return m
 }
 
-// listed returns a list that is never null in JSON.
+// listed returns a copy of all, or an empty list instead of nil, which would be null in JSON.
 func listed[T any](all []T) []T { return append([]T{}, all...) }

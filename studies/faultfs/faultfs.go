@@ -1,4 +1,4 @@
-// Package faultfs is a disk that fails when and how a test says. It mounts a directory a second time by FUSE and
+// Package faultfs is a disk that fails when and how a test wants. It mounts a directory a second time by FUSE and
 // numbers each call. It is for tests alone and never fails by itself.
 package faultfs
 
@@ -33,12 +33,12 @@ func (c Call) Changes() bool {
 	return false
 }
 
-// A Fault is what happens to a call. The zero Fault lets it pass.
+// A Fault says what happens to a call. With the zero Fault the call is done normally.
 type Fault struct {
 	Before func()        // called first, for example to kill the caller or to make it wait
 	Skip   bool          // the call is not done
 	Half   bool          // only the first half of a write is done
-	Errno  syscall.Errno // the caller gets this error; 0 means the true result
+	Errno  syscall.Errno // the caller gets this error; 0 means the call's own result
 	After  func()        // called last, before the caller gets the result
 }
 
@@ -48,8 +48,8 @@ type Mount struct {
 	disk   *disk
 }
 
-// kind is the type of file system that the mount reports. The fence counts its locks as shared. With an unknown type,
-// a takeover would wait for the TTL.
+// kind is the type of file system that the mount reports. Package fence takes locks on this type as shared. With an
+// unknown type, a takeover would wait for the TTL.
 const kind = "ceph-fuse"
 
 // New mounts the directory named from at the directory named at, until Close. fault is called for each call. New needs
@@ -59,7 +59,7 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	forget := time.Duration(0) // else the kernel would answer from its cache
+	forget := time.Duration(0) // 0, or the kernel would answer from its cache
 	options := &fs.Options{EntryTimeout: &forget, AttrTimeout: &forget, NegativeTimeout: &forget, MountOptions: fuse.MountOptions{
 		Name: kind, FsName: from, EnableLocks: true, DirectMountStrict: true, DisableReadDirPlus: true, DisableXAttrs: true,
 		Logger: log.New(io.Discard, "", 0),
@@ -78,9 +78,9 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 		return nil, errors.Join(err, server.Unmount())
 	}
 	go server.Serve() // until Close
-	// WaitMount opens a file in the mount. A child that is forked meanwhile inherits it and closes it before exec. This
-	// process must answer that close, but the garbage collector may have stopped it until the child has started. So no
-	// child may be forked during WaitMount.
+	// WaitMount opens a file in the mount. A child that is forked in this time inherits the file and closes it before
+	// exec. This process must answer that close, but the garbage collector may have stopped it until the child has
+	// started. So no child may be forked during WaitMount.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	return &Mount{server, d}, server.WaitMount()
@@ -105,13 +105,14 @@ type disk struct {
 	fuse.RawFileSystem
 	fault func(Call) Fault
 
-	mu     sync.Mutex // guards all below, and the directory
+	mu     sync.Mutex // guards the fields below, and the directory
 	calls  int
 	opened int              // number of open files
 	nodes  map[uint64]*node // by the kernel's node IDs
 }
 
-// call does one call. For a call about a directory entry, node is the directory.
+// call does one call, with the fault that the test wants for it. For a call about a directory entry, node is the
+// directory.
 func (d *disk) call(op string, node uint64, name string, do func(half bool) fuse.Status) fuse.Status {
 	d.mu.Lock()
 	d.calls++
@@ -183,7 +184,7 @@ func (d *disk) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fus
 	return d.remove("rmdir", in, name, func() fuse.Status { return d.RawFileSystem.Rmdir(cancel, in, name) })
 }
 
-// remove is call for a call that removes a directory entry.
+// remove is like call, for calls that remove a directory entry.
 func (d *disk) remove(op string, in *fuse.InHeader, name string, do func() fuse.Status) fuse.Status {
 	return d.call(op, in.NodeId, name, func(bool) fuse.Status {
 		status := do()
@@ -223,7 +224,7 @@ func (d *disk) Create(cancel <-chan struct{}, in *fuse.CreateIn, name string, ou
 
 // Open makes the kernel bypass its page cache, so that every read and write becomes a call.
 func (d *disk) Open(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOut) fuse.Status {
-	in.Flags &^= syscall.O_DIRECT // our buffers are not aligned
+	in.Flags &^= syscall.O_DIRECT // O_DIRECT needs aligned buffers, and ours are not aligned
 	status := d.open("open", in.NodeId, "", func() fuse.Status { return d.RawFileSystem.Open(cancel, in, out) },
 		func() { d.Release(nil, &fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 	out.OpenFlags |= fuse.FOPEN_DIRECT_IO
@@ -235,8 +236,8 @@ func (d *disk) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOu
 		func() { d.ReleaseDir(&fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
-// open is call for a call that opens a file or directory. If the call succeeds and the kernel gets an error
-// nevertheless, the kernel will not close the file. Then open calls release.
+// open is like call, for calls that open a file or directory. If the file is open but the kernel gets an error, the
+// kernel will not close it. Then open calls release.
 func (d *disk) open(op string, node uint64, name string, do func() fuse.Status, release func()) fuse.Status {
 	opened := false
 	status := d.call(op, node, name, func(bool) fuse.Status {
@@ -283,7 +284,7 @@ func (d *disk) Writev(<-chan struct{}, *fuse.WriteIn, [][]byte) (uint32, fuse.St
 	return 0, fuse.ENOSYS
 }
 
-// CopyFileRange is not supported, so that the caller reads and writes.
+// CopyFileRange is not supported, so that the caller makes reads and writes instead.
 func (d *disk) CopyFileRange(<-chan struct{}, *fuse.CopyFileRangeIn) (uint32, fuse.Status) {
 	return 0, fuse.ENOSYS
 }
@@ -308,7 +309,7 @@ func (d *disk) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	return d.sync("fsyncdir", in, func() fuse.Status { return d.RawFileSystem.FsyncDir(cancel, in) })
 }
 
-// sync is call for a call that syncs a file or directory.
+// sync is like call, for calls that sync a file or directory.
 func (d *disk) sync(op string, in *fuse.FsyncIn, do func() fuse.Status) fuse.Status {
 	return d.call(op, in.NodeId, "", func(bool) fuse.Status {
 		status := do()

@@ -15,7 +15,7 @@ type node struct {
 	name   string // for the root, the path of the mounted directory
 	isDir  bool
 	names  map[string]*node // entries of a directory
-	synced map[string]*node // entries at its last sync
+	synced map[string]*node // entries of a directory at its last sync
 	text   []byte           // content of a file at its last sync
 }
 
@@ -25,7 +25,7 @@ type Loss struct {
 	Text  bool // content written to files since their last sync
 }
 
-// PowerCut writes the state of the mounted directory after a power cut into a directory.
+// PowerCut writes into a directory what a power cut would leave of the mounted directory.
 func (m *Mount) PowerCut(into string, loss Loss) error {
 	m.disk.mu.Lock()
 	defer m.disk.mu.Unlock()
@@ -76,7 +76,7 @@ func (n *node) path() string {
 }
 
 func (n *node) add(name string, isDir bool) {
-	if was := n.names[name]; was != nil && !isDir { // an existing file is opened
+	if was := n.names[name]; was != nil && !isDir { // Create of an existing file only opens it
 		return
 	}
 	child := &node{parent: n, name: name, isDir: isDir}
@@ -93,20 +93,20 @@ func (n *node) move(name string, into *node, newName string) {
 	into.names[newName] = child
 }
 
-// keep records a sync of the node.
+// keep records the entries or the content of a node that was synced.
 func (n *node) keep(base string) (err error) {
 	if n.isDir {
 		n.synced = maps.Clone(n.names)
 		return nil
 	}
-	if n.parent.names[n.name] != n { // it was removed while it was open
+	if n.parent.names[n.name] != n { // the file was removed while it was open
 		return nil
 	}
 	n.text, err = os.ReadFile(filepath.Join(base, n.path()))
 	return err
 }
 
-// writeLeft writes the node's state after a power cut.
+// writeLeft writes what a power cut would leave of the node.
 func (n *node) writeLeft(at, base string, loss Loss) error {
 	if !n.isDir {
 		text := n.text

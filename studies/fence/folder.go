@@ -14,7 +14,7 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// A Folder is a study's directory as a Disk. It touches nothing outside, whatever a name says.
+// A Folder is a study's directory as a Disk. It touches nothing outside the directory, even if a name leads out of it.
 type Folder struct {
 	root  *os.Root
 	locks Locks
@@ -29,13 +29,14 @@ func OpenFolder(dir string, locks Locks) (*Folder, error) {
 	return &Folder{root, locks}, nil
 }
 
-// Close closes the directory. Locks stay until they are closed themselves.
+// Close closes the directory. Its locks stay until each of them is closed.
 func (f *Folder) Close() error { return f.root.Close() }
 
 // Locks implements Disk.
 func (f *Folder) Locks() Locks { return f.locks }
 
-// Create implements Disk with O_EXCL, which NFS decides on the server (RFC 8881, 18.16.3), and fsync.
+// Create implements Disk with O_EXCL and fsync. On NFS the server decides whether the file exists already (RFC 8881,
+// 18.16.3).
 func (f *Folder) Create(name string, content []byte) error {
 	file, err := f.root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, rights.File(f.root.Name()))
 	if err != nil {
@@ -125,7 +126,7 @@ func (f *Folder) Lock(name string) (io.Closer, error) {
 		return nil, err
 	}
 	err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if err == nil || f.locks == NoLocks { // NoLocks: Locked is never called
+	if err == nil || f.locks == NoLocks { // with NoLocks a missing lock does not matter: Locked is never called
 		return file, nil
 	}
 	return nil, errors.Join(fmt.Errorf("lock %s: %w; the study needs a disk with working locks", name, err), file.Close())
@@ -134,7 +135,7 @@ func (f *Folder) Lock(name string) (io.Closer, error) {
 // Locked implements Disk.
 func (f *Folder) Locked(name string) (held bool, err error) {
 	file, err := f.open(name, os.O_RDONLY)
-	_, other := errors.AsType[DamagedError](err) // no regular file, such as OwnerDir itself for an owner without an ID
+	_, other := errors.AsType[DamagedError](err) // not a regular file, such as OwnerDir itself if the owner has no ID
 	if errors.Is(err, fs.ErrNotExist) || other {
 		return false, nil
 	}
@@ -152,7 +153,7 @@ func (f *Folder) Locked(name string) (held bool, err error) {
 // direct reads a file in aligned blocks, as O_DIRECT requires.
 type direct struct {
 	file  *os.File
-	block []byte // memory at a page's beginning
+	block []byte // page-aligned memory
 	rest  []byte // the unread part of block
 }
 

@@ -14,7 +14,7 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A scenario is a prepared world, and what each of its actors does in it.
+// A scenario has a prepared world, and says what each of its actors does in it.
 type scenario struct {
 	actors  []string
 	crashes int
@@ -35,7 +35,7 @@ type move struct {
 type effort struct{ runs, states, moves int }
 
 // explore tries all orders of a scenario's moves. It returns the moves and the error of the first order that goes
-// wrong. It goes on from each state only once.
+// wrong. When two orders lead to the same state, it goes on from there only once.
 func explore(s scenario) (wrong string, tried effort) {
 	known := map[[sha256.Size]byte]bool{}
 	path := []int{} // index of the move made at each step
@@ -63,10 +63,10 @@ func explore(s scenario) (wrong string, tried effort) {
 	}
 }
 
-// A fork is a step at which one of several moves was made.
+// A fork is one step of a run: the index of the move that was made, and the number of possible moves.
 type fork struct{ made, of int }
 
-// run follows the given path, then always the first move, to the end or to a known state.
+// run follows the given path, and then always makes the first move. It stops at the end, or at a state that is known.
 func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tried *effort) (forks []fork) {
 	ended := map[*actor]chan struct{}{}
 	for _, a := range w.actors {
@@ -120,8 +120,8 @@ func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tri
 	}
 }
 
-// moves lists the possible next moves. A crash before a call was sent is not listed: it equals a crash after which the
-// sent call is never done.
+// moves lists the possible next moves. It does not list a crash before a call was sent. That has the same effect as a
+// crash after which the sent call is never done.
 func (w *world) moves() (moves []move) {
 	for _, a := range w.actors {
 		if a.gone || a.waiting == nil {
@@ -147,7 +147,7 @@ func (w *world) perform(m move) {
 		late := w.pending[m.late]
 		w.log = append(w.log, late.what+", after its crash")
 		w.pending = slices.Delete(w.pending, m.late, m.late+1)
-		_ = late.do() // its sender has crashed
+		_ = late.do() // nobody hears an error: the sender has crashed
 	case m.crash:
 		w.log = append(w.log, m.actor.name+" crashes instead of this: "+m.actor.waiting.what)
 		w.crashes--
@@ -170,7 +170,7 @@ func (w *world) execute(a *actor, way int) {
 	close(c.done)
 }
 
-// crash ends an actor. Its waiting call may still be done later, if the server can have got it.
+// crash ends an actor. Its waiting call may still be done later, if the server may have received it.
 func (w *world) crash(a *actor) {
 	c := a.waiting
 	a.waiting = nil
@@ -185,7 +185,7 @@ func (w *world) crash(a *actor) {
 	close(c.done)
 }
 
-// checkEnd lets one more owner take the study over. It must find every acknowledged value.
+// checkEnd lets one more owner take the study over. This owner must find every acknowledged value.
 func (w *world) checkEnd() {
 	last := &actor{w: w, name: "last", listed: map[string][]string{}, missing: map[string]bool{}, calls: make(chan call)}
 	done := make(chan struct{})
@@ -221,20 +221,20 @@ func (a *actor) takeOver(steps []step) (*Lease, error) {
 		return nil, err
 	}
 	if a.prunes {
-		_ = t.pruneLast() // it fails only for an actor that has crashed
+		_ = t.pruneLast() // an error only means that the actor has crashed
 	}
 	return newLease(t, &pages{}), nil
 }
 
-// stepsWithout returns the steps of a takeover without the named ones. It always omits "wait": the order of the moves
-// stands for the waiting.
+// stepsWithout returns the steps of a takeover without the named ones. It always leaves out the step "wait", because
+// the order of the moves decides when the takeover goes on.
 func stepsWithout(without ...string) []step {
 	return slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return s.name == "wait" || slices.Contains(without, s.name) })
 }
 
-// Mistakes are deviations from the protocol of an owner that writes.
+// mistakes are the ways in which an owner that writes does not keep to the protocol.
 type mistakes struct {
-	unacknowledged bool // a value counts without a slot
+	unacknowledged bool // a value counts as acknowledged without a slot
 	tooEarly       bool // the slot is taken before the value is stored
 	prunesClaim    bool // the first two slots of the epoch are removed too
 	prunesNewest   bool // the newest two slots are removed too
@@ -252,7 +252,7 @@ func (a *actor) write(l *Lease, m mistakes, values ...string) {
 		switch {
 		case m.unacknowledged:
 			err = a.store(l.Dir(), value)
-			l.slot++ // the slot that it did not take
+			l.slot++ // counts the slot that the owner did not take
 		case m.tooEarly:
 			if err = acknowledge(); err == nil {
 				err = a.store(l.Dir(), value)
@@ -310,7 +310,7 @@ func (a *actor) ownFirst(values []string) (l *Lease) {
 	return l
 }
 
-// runAlone does all calls of one actor until done is closed.
+// runAlone does the calls of one actor only, until done is closed.
 func (w *world) runAlone(a *actor, done <-chan struct{}) {
 	for {
 		select {
@@ -323,24 +323,24 @@ func (w *world) runAlone(a *actor, done <-chan struct{}) {
 	}
 }
 
-// A setup describes a scenario: owner a has the study first, and owner b takes it over while a writes.
+// A setup describes a scenario. Owner a has the study first, and owner b takes it over while owner a writes.
 type setup struct {
 	coarse   bool     // see world
 	crashes  int      // see world
 	before   []string // values that owner a writes before anything else happens
 	values   []string // values that owner a writes during the takeover by owner b
-	more     []string // values that b writes
+	more     []string // values that owner b writes
 	third    bool     // another actor, c, takes the study over too
 	loses    bool     // see world
 	without  []string // steps that the takeovers leave out
-	mistakes mistakes // both owners make these
+	mistakes mistakes // mistakes that both owners make
 	long     bool     // the test takes a minute under the race detector
 	prunes   bool     // see actor
 
 	staleCache, ignoresExcl bool // see actor
 }
 
-// scenario returns the scenario of a setup. When it begins, b and c have cached listings of the directories.
+// scenario returns the scenario of a setup. At its beginning b and c have cached listings of the directories.
 func (s setup) scenario() scenario {
 	leases := map[*world]*Lease{}
 	is := scenario{actors: []string{"a", "b"}, crashes: s.crashes, do: map[string]func(a *actor){
@@ -383,7 +383,7 @@ func (s setup) scenario() scenario {
 	return is
 }
 
-// Every acknowledged value is there for the next owner, in each order of the moves, with crashes and stale caches.
+// The next owner finds every acknowledged value, in each order of the moves, with crashes and stale caches.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	setups := map[string]setup{
 		"two owners, page by page":             {long: true, values: []string{"a1", "a2"}, more: []string{"b1"}},

@@ -41,7 +41,7 @@ func newLease(t *takeover, lock io.Closer) *Lease {
 	}
 }
 
-// keep starts the heartbeat and the check of its expiry, which run until Release.
+// keep starts the heartbeat and checkExpiry. Both run until Release, or until the study is lost.
 func (l *Lease) keep() *Lease {
 	l.work.Go(func() { l.every(min(l.ttl, DefaultTTL)/heartbeatsPerTTL, l.heartbeat) })
 	if l.disk.Locks() != CertainLocks {
@@ -59,15 +59,15 @@ func (l *Lease) Epoch() int64 { return l.epoch }
 // Lost is closed when the owner has lost the study, or cannot know whether it has. Err says why.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
-// Err is why the study is lost.
+// Err returns why the study is lost. It returns nil while the study is not lost.
 func (l *Lease) Err() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.err
 }
 
-// Acknowledge records that the study has this number of commits, all on the disk. Nobody may rely on them before it
-// returns nil.
+// Acknowledge records that the study has this number of commits, all on the disk. Nobody may rely on the commits before
+// Acknowledge returns nil.
 func (l *Lease) Acknowledge(commits int64) error {
 	l.putting.Lock()
 	defer l.putting.Unlock()
@@ -105,11 +105,11 @@ func (l *Lease) lose(err error) error {
 	return l.err
 }
 
-// heartbeatsPerTTL is how often per TTL an idle owner makes a slot. With a long TTL it makes them as often as with
-// DefaultTTL, because another tuner may use that.
+// heartbeatsPerTTL is how often per TTL an idle owner makes a slot. An owner with a TTL above DefaultTTL makes slots as
+// often as with DefaultTTL, because another tuner may use DefaultTTL.
 const heartbeatsPerTTL = 4
 
-// every calls do at each interval until the study is released or lost.
+// every repeats do at each interval, until the study is released or lost.
 func (l *Lease) every(interval time.Duration, do func()) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
@@ -127,11 +127,11 @@ func (l *Lease) every(interval time.Duration, do func()) {
 
 // heartbeat makes a slot to show that the owner lives, and removes old slots.
 func (l *Lease) heartbeat() {
-	if !l.putting.TryLock() { // an acknowledgement is on its way, which shows the same
+	if !l.putting.TryLock() { // an acknowledgement in progress also shows that the owner lives
 		return
 	}
 	defer l.putting.Unlock()
-	if l.put(Heartbeat, l.commits) == nil { // else Err has the error
+	if l.put(Heartbeat, l.commits) == nil { // after an error, Err has the error
 		l.prune()
 	}
 }
@@ -141,8 +141,8 @@ func (l *Lease) prune() {
 	l.old = slices.DeleteFunc(l.old, func(n int64) bool { return n < l.slot-1 && l.disk.Remove(slotName(n)) == nil })
 }
 
-// checkExpiry gives the study up when the disk has been silent for half the TTL. Others take over after the whole TTL,
-// so two owners are never at work. It makes no call of the disk, which may not answer.
+// checkExpiry gives the study up when the disk has been silent for half the TTL. Others take over only after the whole
+// TTL, so two owners are never at work. It does not call the disk, because the disk may not answer.
 func (l *Lease) checkExpiry() {
 	l.mu.Lock()
 	silent := time.Since(l.alive)
@@ -152,12 +152,12 @@ func (l *Lease) checkExpiry() {
 	}
 }
 
-// Release gives the study up, so that the next owner need not wait, and returns when nothing of the Lease is left. It
-// waits at most DefaultTTL for a silent disk. The next owner then waits instead.
+// Release gives the study up, so that the next owner need not wait. It returns when the goroutines and the lock of the
+// Lease are gone. It waits at most DefaultTTL for a silent disk. After that the next owner has to wait.
 func (l *Lease) Release() error {
 	close(l.stop)
 	done := make(chan error, 1)
-	go func() { // the disk may not answer
+	go func() { // in a goroutine, because the disk may not answer
 		l.work.Wait()
 		l.putting.Lock()
 		defer l.putting.Unlock()
@@ -192,7 +192,7 @@ func create(d Disk, n int64, s Slot) error {
 	return err
 }
 
-// supersededBy returns ErrOwned with the owner of a slot that this owner wanted.
+// supersededBy returns ErrOwned for a slot that this owner wanted, and names the owner that has it.
 func supersededBy(d Disk, n int64) error {
 	s, err := readSlot(d, n)
 	return errors.Join(owned(s.Owner), err)

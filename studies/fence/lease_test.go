@@ -147,14 +147,14 @@ func (c closing) Close() error { c(); return nil }
 
 const ttl = 20 * time.Second
 
-// take takes the study for an owner. Its database has as many commits as were acknowledged.
+// take takes the study for an owner. The copied database has as many commits as were acknowledged.
 func take(c *client, name string) (*Lease, time.Duration, error) {
 	began := time.Now()
 	lease, err := takeAfter(c, name, ttl)
 	return lease, time.Since(began), err
 }
 
-// takeAfter is take with another TTL.
+// takeAfter is like take, with another TTL.
 func takeAfter(c *client, name string, ttl time.Duration) (*Lease, error) {
 	return Take(context.Background(), c, Owner{ID: name, Host: "host-" + name, PID: 7, Since: time.Now()}, ttl,
 		func(_ string, acknowledged int64) (int64, error) { return acknowledged, nil })
@@ -213,7 +213,7 @@ func TestTakeoverTime(t *testing.T) {
 		name       string
 		locks      Locks
 		released   bool
-		lockIsHeld bool // the lost host still has its lock
+		lockIsHeld bool // the lock is still held: its host is cut off
 		min        time.Duration
 		max        time.Duration
 	}{
@@ -413,7 +413,8 @@ func TestAFailedTakeoverLosesNothing(t *testing.T) {
 }
 
 // The last two earlier epochs are kept as backups. A takeover that was killed before it opened its epoch leaves no
-// backup, and displaces none. The newest such epoch may still be in use, so only the owner after the next removes it.
+// backup, and takes no backup's place. The newest of these epochs may still be in use, so only the owner after the next
+// removes it.
 func TestOldEpochsAreRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}
@@ -459,7 +460,7 @@ func TestAnIDIsNoPath(t *testing.T) {
 	}
 }
 
-// Stop ends an owner that is cut off: it can acknowledge nothing more. A stopped study can be taken again.
+// Stop ends an owner that is cut off: that owner can acknowledge nothing more. A stopped study can be taken again.
 func TestStop(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer()
@@ -478,13 +479,13 @@ func TestStop(t *testing.T) {
 		if err := owner.Acknowledge(1); err == nil {
 			t.Error("the old owner acknowledged a commit after Stop")
 		}
-		_ = owner.Release() // its lease is lost
+		_ = owner.Release() // may fail, because its lease is lost
 		next := mustTake(t, &client{server: s, locks: NoLocks}, "c")
 		try(t, next.Acknowledge(1), next.Release())
 	})
 }
 
-// On a disk with certain locks nobody can take a study between Stop and release.
+// On a disk with CertainLocks nobody can take a study between Stop and release.
 func TestStopLastsUntilRelease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}

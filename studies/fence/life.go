@@ -11,13 +11,13 @@ import (
 
 // A Life says whether a study's owner lives, as far as a reader can tell.
 type Life struct {
-	Owner  Owner         // the last owner; zero where its slot was not read
+	Owner  Owner         // the last owner; zero if its slot was not read
 	Alive  bool          // the owner's lock proves that it lives
 	Gone   bool          // the owner released the study, its lock is free, or there never was an owner
 	Silent time.Duration // time since the last slot, by the disk's clock; 0 when a lock decides
 }
 
-// quiet is the longest normal time without a slot: a heartbeat comes every 15 s, and one may be missing.
+// quiet is the longest normal time without a slot. A heartbeat comes every 15 s, and one heartbeat may be missing.
 const quiet = 2 * DefaultTTL / heartbeatsPerTTL
 
 // Doubtful reports whether the owner has been silent for longer than a living owner would be.
@@ -25,13 +25,14 @@ func (l Life) Doubtful() bool { return l.Silent >= quiet }
 
 // LifeOf says whether a study's owner lives. It is for readers: it writes nothing and never delays the owner.
 //
-// On a shared disk it opens no file while the slots are fresh. An NFS server may promise a reader that an open file
-// does not change. If that reader is cut off, the owner cannot remove its slots until the promise ends. LifeOf takes a
-// free lock for a moment, as a shared lock. This disturbs nobody: each owner has a lock of its own, and takes it before
-// its first slot.
+// On a shared disk it opens no file while the slots are fresh. The reason is that an NFS server may promise a reader
+// that an open file does not change. If that reader is cut off, the owner cannot remove its slots until the promise
+// ends. If a lock is free, LifeOf takes it for a moment, as a shared lock. This disturbs nobody, because each owner has
+// a lock of its own, and takes it before its first slot.
 func LifeOf(ctx context.Context, f *Folder) (life Life, err error) {
 	for range maxAttempts {
-		if life, err = lifeOf(ctx, f); !errors.Is(err, fs.ErrNotExist) { // the owner has removed a slot since the listing
+		// On ErrNotExist the owner has removed a slot since the listing. Then list again.
+		if life, err = lifeOf(ctx, f); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
@@ -52,7 +53,7 @@ func lifeOf(ctx context.Context, f *Folder) (Life, error) {
 		if err != nil {
 			return Life{}, err
 		}
-		if silent = max(0, time.Since(at)); silent < quiet { // the server's clock may be ahead
+		if silent = max(0, time.Since(at)); silent < quiet { // not below 0: the clock of the server may be ahead
 			return Life{Silent: silent}, nil
 		}
 	}

@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// LifeOf on each kind of disk, for each state of the owner's slots and lock.
+// LifeOf returns the right Life on each kind of disk, for each state of the owner's slots and lock.
 func TestLifeOf(t *testing.T) {
 	const fresh, old = 5 * time.Second, 3 * time.Minute
 	for _, c := range []struct {
 		name  string
 		locks Locks
-		kind  Kind // of the newest slot; "" is no slot at all
+		kind  Kind // kind of the newest slot; "" means that there is no slot
 		held  bool
 		age   time.Duration
 		want  Life
@@ -40,7 +40,8 @@ func TestLifeOf(t *testing.T) {
 			}
 			got, err := LifeOf(t.Context(), folder)
 			try(t, err)
-			if off := got.Silent - c.want.Silent; off < 0 || off > time.Minute { // the machine may be busy
+			// A minute is allowed, because the machine may be busy.
+			if off := got.Silent - c.want.Silent; off < 0 || off > time.Minute {
 				t.Errorf("Silent = %s, want %s", got.Silent, c.want.Silent)
 			}
 			if got.Alive != c.want.Alive || got.Gone != c.want.Gone {
@@ -50,7 +51,7 @@ func TestLifeOf(t *testing.T) {
 	}
 }
 
-// A reader that calls LifeOf all the time neither takes an owner's lock away nor keeps a successor from the study.
+// A reader calls LifeOf all the time. It neither takes away the lock of an owner nor keeps a successor from the study.
 func TestLifeOfDisturbsNoOwner(t *testing.T) {
 	folder, _ := ownedFolder(t, CertainLocks, Heartbeat, 0)
 	ctx, stop := context.WithCancel(t.Context())
@@ -62,7 +63,7 @@ func TestLifeOfDisturbsNoOwner(t *testing.T) {
 		}
 		ended <- err
 	}()
-	for range 20 { // each owner takes the study of the last one and releases it
+	for range 20 { // each owner takes the study after the last one has ended
 		next := Owner{ID: "successor", Host: "h", PID: 1, Since: time.Now()}
 		try(t, os.RemoveAll(filepath.Join(folder.root.Name(), OwnerDir, "first"))) // the first owner is dead
 		lease, err := Take(ctx, folder, next, time.Minute, func(string, int64) (int64, error) { return 0, nil })
@@ -75,8 +76,8 @@ func TestLifeOfDisturbsNoOwner(t *testing.T) {
 	}
 }
 
-// ownedFolder returns a study's directory, whose newest slot has the given kind and age, and its owner's lock. If kind
-// is "", it has no slot.
+// ownedFolder returns a study's directory and the lock of its owner. The newest slot has the given kind and age. If
+// kind is "", there is no slot.
 func ownedFolder(t *testing.T, locks Locks, kind Kind, age time.Duration) (*Folder, io.Closer) {
 	t.Helper()
 	dir := t.TempDir()

@@ -34,8 +34,8 @@ func MountOf(dir string) (Mount, error) {
 	return innermost(dir, above)
 }
 
-// innermost returns the mount that a path is on. above are the mounts on its parents. A later mount hides an earlier
-// one on the same point.
+// innermost returns the mount that a path is on. above are the mounts on the path and its parents. If two mounts are on
+// the same point, the later mount hides the earlier.
 func innermost(path string, above []*mountinfo.Info) (Mount, error) {
 	if len(above) == 0 {
 		return Mount{}, fmt.Errorf("%s is below no mount of /proc/self/mountinfo", path)
@@ -57,13 +57,14 @@ func (m Mount) Has(option string) bool { return slices.Contains(m.Options, optio
 // NFS reports whether the file system is NFS, of any version.
 func (m Mount) NFS() bool { return m.Type == "nfs" || m.Type == "nfs4" }
 
-// own are types of file systems that belong to one host.
+// own are the types of file systems that only one host uses.
 var own = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "rootfs", "vfat", "exfat"}
 
-// shared are types of file systems whose locks (flock(2)) all hosts see, unless mount options forbid it.
+// shared are the types of file systems whose locks (flock(2)) all hosts see, unless mount options prevent that.
 var shared = []string{"nfs", "nfs4", "ceph", "fuse.ceph-fuse", "lustre", "gpfs", "beegfs", "gfs2", "ocfs2", "cifs", "smb3", "fuse.glusterfs", "fuse.juicefs"}
 
-// Locks says what locks on the mount prove. An unknown file system may keep its locks on one host.
+// Locks says what locks on the mount prove. On an unknown file system they prove nothing, because it may keep its locks
+// on one host.
 func (m Mount) Locks() Locks {
 	switch {
 	case slices.Contains(own, m.Type):
@@ -83,7 +84,7 @@ func (m Mount) Check() (warnings []string, err error) {
 	return m.check(host)
 }
 
-// check is Check with the host's name.
+// check is Check for a host with the given name.
 func (m Mount) check(host string) (warnings []string, err error) {
 	if !m.NFS() {
 		if m.Locks() == NoLocks {

@@ -65,7 +65,7 @@ func TestMountOf(t *testing.T) {
 	}
 }
 
-// On NFS a host needs a name of its own.
+// Check warns if an NFS client has the name localhost or none, because each host needs a name of its own.
 func TestHostName(t *testing.T) {
 	m, err := mountOf(mounts, "/mnt/studies")
 	try(t, err)

@@ -48,7 +48,7 @@ const (
 	Released  Kind = "released" // the owner gave the study up
 )
 
-// A Slot is one step in the life of a study. The slots in their order tell who owned it when.
+// A Slot is one step in the life of a study. The sequence of all slots tells who owned the study when.
 type Slot struct {
 	Kind    Kind      `json:"kind"`
 	Epoch   int64     `json:"epoch"`   // the epoch that has the study, or for a claim the epoch to copy; 0 means none yet
@@ -57,27 +57,27 @@ type Slot struct {
 	Time    time.Time `json:"time"` // by the owner's clock, for people only
 }
 
-// A Position is the end of a study's slots.
+// A Position describes where the slots of a study end.
 type Position struct {
 	Top  int64 // number of the newest slot; 0 means that there is none
-	Slot Slot  // the newest readable slot: an owner may die between making its slot and writing it
+	Slot Slot  // newest slot that can be read; the top may be empty, if its owner died before it wrote it
 }
 
 func slotName(n int64) string { return path.Join(SlotDir, fmt.Sprintf("%012d", n)) }
 
-// slotOf is the inverse of slotName, in the slots' directory.
+// slotOf returns the number of a slot from its file name in SlotDir. It is the inverse of slotName.
 func slotOf(name string) (n int64, ok bool) {
 	n, err := strconv.ParseInt(name, 10, 64)
 	return n, err == nil && len(name) == 12
 }
 
-// IsSlot reports whether a file in SlotDir is a slot by its name.
+// IsSlot reports whether a file in SlotDir has the name of a slot.
 func IsSlot(name string) bool { _, ok := slotOf(name); return ok }
 
 // EpochDir is the directory of an epoch. An epoch has the number of the slot that began it.
 func EpochDir(epoch int64) string { return fmt.Sprintf("e%012d", epoch) }
 
-// IsEpoch reports whether a directory in a study's directory is an epoch by its name.
+// IsEpoch reports whether a directory in a study's directory has the name of an epoch.
 func IsEpoch(name string) bool { _, ok := epochOf(name); return ok }
 
 // epochOf is the inverse of EpochDir.
@@ -87,7 +87,7 @@ func epochOf(name string) (epoch int64, ok bool) {
 	return epoch, isEpoch && ok && epoch > 0
 }
 
-// ReadPosition returns the end of the slots, by a listing that may be a minute old.
+// ReadPosition returns where the slots end. It lists them once, and the listing may be a minute old.
 func ReadPosition(d Disk) (Position, error) {
 	numbers, err := slotNumbers(d)
 	if err != nil || len(numbers) == 0 {
@@ -95,7 +95,8 @@ func ReadPosition(d Disk) (Position, error) {
 	}
 	p := Position{Top: numbers[0]}
 	for i, n := range numbers {
-		// An owner whose newest slot is empty has not removed the slot before it. So there is no gap between them.
+		// If the newest slot of an owner is empty, this owner has not removed the slot before it. So a gap means
+		// damage.
 		if i > 0 && n != numbers[i-1]-1 {
 			return p, damaged(numbers[i-1])
 		}
@@ -104,7 +105,7 @@ func ReadPosition(d Disk) (Position, error) {
 			return p, err
 		}
 	}
-	// If no slot was ever written, nothing was acknowledged. An epoch says that something was.
+	// No slot can be read. Without an epoch, no commit was ever acknowledged. With an epoch, slots were lost.
 	epoch, err := newestEpoch(d)
 	if epoch > 0 {
 		err = DamagedError(fmt.Sprintf("no slot in %s can be read, so the study's newest copy is unknown: %s is one copy", SlotDir, EpochDir(epoch)))
@@ -132,8 +133,7 @@ func slotNumbers(d Disk) ([]int64, error) {
 	return numbers, nil
 }
 
-// A sealedSlot is a slot as it is stored, with a checksum over its content without Sum. Slots of older tuners have
-// none.
+// A sealedSlot is a slot as it is stored. Sum is the checksum of its other content. Slots of older tuners have no Sum.
 type sealedSlot struct {
 	Slot
 	Sum string `json:"sum,omitempty"`
@@ -149,11 +149,11 @@ func (s Slot) seal() ([]byte, error) {
 	return append(content, '\n'), err
 }
 
-// unseal reads what seal returns. It reports damaged when the content is complete but was changed; other errors mean
-// that it is incomplete.
+// unseal reads what seal returns. isDamaged says that the content is complete but was changed. Any other error means
+// that the content is incomplete.
 func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(content))
-	decoder.DisallowUnknownFields() // such as a changed letter in the name sum
+	decoder.DisallowUnknownFields() // an unknown field is damage, such as a changed letter in the name sum
 	var is sealedSlot
 	if err := decoder.Decode(&is); err != nil {
 		return s, bytes.HasSuffix(content, []byte("\n")), err
@@ -174,7 +174,7 @@ func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 // errUnwritten says that a slot was made but not written.
 var errUnwritten = errors.New("the slot is empty")
 
-// readSlot reads an empty slot again, because its owner may be about to write it.
+// These limit how often readSlot reads an empty slot. Its owner may be about to write it.
 const (
 	readAgain = 10
 	readPause = 20 * time.Millisecond
@@ -199,7 +199,7 @@ func readSlot(d Disk, n int64) (s Slot, err error) {
 	return Slot{}, errUnwritten
 }
 
-// damaged is the error for a slot whose content no tuner can have written.
+// damaged returns the error for a slot with content that no tuner can have written.
 func damaged(n int64) error {
 	return DamagedError(fmt.Sprintf("slot %d in %s is damaged, so the study's owner is unknown: restore it from a backup, or begin a study under another name "+
 		"and import this one (tuner import)", n, SlotDir))
@@ -208,7 +208,7 @@ func damaged(n int64) error {
 // idRule restricts an owner's ID, because it becomes the name of a file that is removed.
 var idRule = regexp.MustCompile(`^[A-Za-z0-9]{1,64}$`)
 
-// check refuses a slot that no tuner has written.
+// check refuses a slot that no tuner can have written.
 func (s Slot) check(n int64) error {
 	known := slices.Contains([]Kind{Claim, Opened, Commit, Heartbeat, Released}, s.Kind)
 	if !known || !idRule.MatchString(s.Owner.ID) || s.Epoch < 0 || s.Epoch > n || s.Epoch == 0 && s.Kind != Claim {

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// A slot with a changed byte is damaged. The beginning of a slot is incomplete. A slot of an older tuner has no
-// checksum and can be read.
+// If one byte of a slot is changed, the slot is damaged. If its end is missing, the slot is incomplete. A slot of an
+// older tuner has no checksum, and can still be read.
 func TestEachByteOfASlotCounts(t *testing.T) {
 	slot := Slot{Commit, 12, 30, Owner{"abc123", "node-a", 77, time.Unix(1770000000, 0).UTC()}, time.Unix(1770000009, 5).UTC()}
 	whole, err := slot.seal()

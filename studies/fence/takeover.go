@@ -12,28 +12,29 @@ import (
 	"time"
 )
 
-// A takeover makes a new owner of the study on a disk.
+// A takeover makes this process the new owner of the study on a disk.
 type takeover struct {
 	disk        Disk
 	me          Owner
 	ttl         time.Duration
 	recoverCopy RecoverCopy
 
-	at      Position // the end of the slots before mine
+	at      Position // where the slots before mine end
 	slot    int64    // my newest slot
 	epoch   int64
-	opened  bool // the next owner may go on from my epoch; true also when that is unknown
+	opened  bool // the next owner may go on from my epoch; also true if I do not know whether it may
 	copied  [2]digest
 	commits int64 // number of commits in my copy of the study
 }
 
-// A step returns errAgain when another owner has made a slot meanwhile, so that the takeover must begin again.
+// A step is one part of a takeover. It returns errAgain when another owner has made a slot meanwhile, so that the
+// takeover must begin again.
 type step struct {
 	name string
 	do   func(*takeover, context.Context) error
 }
 
-// steps are the steps of a takeover, in order. TestNothingCanBeLeftOut shows that each is necessary.
+// steps are the steps of a takeover, in order. TestNothingCanBeLeftOut shows what goes wrong without single steps.
 var steps = []step{
 	{"read position", (*takeover).readPosition},
 	{"wait", (*takeover).wait},
@@ -48,7 +49,7 @@ var steps = []step{
 
 var errAgain = errors.New("another tuner made progress meanwhile")
 
-// maxAttempts is how often a takeover may start again. It starts again only when another owner has made progress in the
+// maxAttempts is how often a takeover may begin. It begins again only if another owner has made progress in the
 // meantime.
 const maxAttempts = 5
 
@@ -58,8 +59,9 @@ type RecoverCopy func(dir string, acknowledged int64) (commits int64, err error)
 
 // Take takes the study over, or begins it if there is none.
 //
-// It does not disturb a living owner: the error wraps ErrOwned and says who it is. On a disk with CertainLocks an owner
-// lives while its lock is held. On other disks it is dead when it has made no slot for ttl.
+// It does not disturb a living owner: then the error wraps ErrOwned and names the owner. On a disk with CertainLocks an
+// owner lives while its lock is held. On other disks an owner is dead when it has made no slot for ttl. On a disk with
+// SharedLocks it is also dead when its lock stays free for lockPause.
 func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, recoverCopy RecoverCopy) (*Lease, error) {
 	lock, err := prepare(d, me)
 	if err != nil {
@@ -79,7 +81,7 @@ func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, recoverCopy 
 	return lease, nil
 }
 
-// untilMine is the number of steps after which the old owner can acknowledge nothing more.
+// untilMine is the number of steps after which the study is mine: the old owner can acknowledge nothing more.
 const untilMine = 4
 
 // Stop ends a study's owner without a successor: the old owner can acknowledge nothing more. Like Take it does not
@@ -96,7 +98,7 @@ func Stop(ctx context.Context, d Disk, me Owner, ttl time.Duration) (release fun
 // keepEpochs is how many earlier epochs stay as backups.
 const keepEpochs = 2
 
-// tidy removes old epochs, except the last ones, and the last owner's lock and slots.
+// tidy removes old epochs, except the last ones. It also removes the last owner's lock and slots.
 func (t *takeover) tidy() error {
 	names, err := t.disk.List(".")
 	if err != nil {
@@ -132,14 +134,15 @@ func (t *takeover) tidy() error {
 	return t.pruneLast()
 }
 
-// neverOpened reports whether a takeover ended right after its claim, by the slot after that. Its epoch has no backup.
+// neverOpened reports whether a takeover claimed an epoch and ended before it opened it. The slot after the claim shows
+// that. Such an epoch is no backup.
 func neverOpened(d Disk, epoch int64) bool {
 	next, err := readSlot(d, epoch+1)
 	return err == nil && (next.Kind != Opened || next.Epoch != epoch)
 }
 
-// pruneLast removes slots that the last owner would have removed if it had not been killed. Slots of earlier owners are
-// removed already.
+// pruneLast removes the slots that the last owner would have removed if it had not been killed. The slots of earlier
+// owners are gone already.
 func (t *takeover) pruneLast() error {
 	numbers, err := slotNumbers(t.disk)
 	if err != nil {
@@ -194,17 +197,17 @@ func (t *takeover) once(ctx context.Context, steps []step) error {
 	return nil
 }
 
-// readPosition finds the end of the slots before this owner.
+// readPosition finds where the slots before this takeover end.
 func (t *takeover) readPosition(context.Context) (err error) {
 	if err = t.refresh(SlotDir); err != nil {
 		return err
 	}
-	epoch, err := newestEpoch(t.disk) // before the slots: an owner makes its slot before its epoch
+	epoch, err := newestEpoch(t.disk) // read before the slots, because an owner makes its slot before its epoch
 	if err != nil {
 		return err
 	}
 	t.at, err = ReadPosition(t.disk)
-	if errors.Is(err, fs.ErrNotExist) { // the owner has removed the slot since the listing
+	if errors.Is(err, fs.ErrNotExist) { // the owner has removed a slot since the listing
 		return errAgain
 	}
 	if err == nil && epoch > t.at.Top {
@@ -215,7 +218,7 @@ func (t *takeover) readPosition(context.Context) (err error) {
 	return err
 }
 
-// newestEpoch is the number of the newest epoch; 0 where there is none.
+// newestEpoch returns the number of the newest epoch, or 0 if there is none.
 func newestEpoch(d Disk) (newest int64, err error) {
 	names, err := d.List(".")
 	for _, name := range names {
@@ -226,7 +229,7 @@ func newestEpoch(d Disk) (newest int64, err error) {
 	return newest, err
 }
 
-// refresh changes a directory, so that the disk lists it as it is now.
+// refresh makes and removes a file in a directory. After this change the disk lists the directory as it is now.
 func (t *takeover) refresh(dir string) error {
 	name := path.Join(dir, "look-"+t.me.ID)
 	if err := t.disk.Create(name, nil); err != nil && !errors.Is(err, fs.ErrExist) {
@@ -235,8 +238,8 @@ func (t *takeover) refresh(dir string) error {
 	return t.disk.Remove(name)
 }
 
-// lockPause is the time between two checks of a free lock. A client that lost its NFS server needs a moment to get its
-// lock back.
+// lockPause is the time between two checks that a lock is free. A client that lost its NFS server needs a moment to get
+// its lock back.
 const lockPause = time.Second
 
 // wait waits until the owner is known to be gone, or returns ErrOwned.
@@ -269,7 +272,7 @@ func (t *takeover) wait(ctx context.Context) error {
 	return err
 }
 
-// waitQuiet waits, and returns ErrOwned if an owner makes a slot meanwhile.
+// waitQuiet waits for the time quiet. If an owner makes a slot in that time, it returns ErrOwned.
 func (t *takeover) waitQuiet(ctx context.Context, quiet time.Duration) error {
 	for began := time.Now(); time.Since(began) < quiet; {
 		if err := sleep(ctx, quiet/20); err != nil {
@@ -297,7 +300,7 @@ func sleep(ctx context.Context, d time.Duration) error {
 
 func owned(by Owner) error { return fmt.Errorf("%w: %s", ErrOwned, by) }
 
-// claim makes the next slot. From now on the old owner can acknowledge nothing.
+// claim makes the next slot, a claim. From then on the old owner can acknowledge nothing.
 func (t *takeover) claim(context.Context) error {
 	err := t.put(Claim, t.at.Slot.Epoch, t.at.Slot.Commits)
 	switch {
@@ -309,7 +312,7 @@ func (t *takeover) claim(context.Context) error {
 	return err
 }
 
-// put makes the next slot.
+// put makes the next slot, of the given kind.
 func (t *takeover) put(kind Kind, epoch, commits int64) error {
 	if err := create(t.disk, t.slot+1, Slot{kind, epoch, commits, t.me, time.Now()}); err != nil {
 		return err
@@ -319,7 +322,7 @@ func (t *takeover) put(kind Kind, epoch, commits int64) error {
 }
 
 // listAgain checks that the claim is the newest slot. If the first listing was old, the claim may have filled a gap
-// that removed slots left.
+// where slots were removed.
 func (t *takeover) listAgain(context.Context) error {
 	numbers, err := slotNumbers(t.disk)
 	if err == nil && (len(numbers) == 0 || numbers[0] != t.slot) {
@@ -328,7 +331,7 @@ func (t *takeover) listAgain(context.Context) error {
 	return err
 }
 
-// copy copies the study.
+// copy copies the study into the new epoch's directory.
 func (t *takeover) copy(context.Context) (err error) {
 	if err = t.disk.Make(EpochDir(t.epoch)); err == nil {
 		t.copied, err = t.copyRound()
@@ -336,15 +339,15 @@ func (t *takeover) copy(context.Context) (err error) {
 	return err
 }
 
-// These limit copyAgain when the old owner still writes the study.
+// These limit how long copyAgain tries when the old owner still writes the study.
 const (
 	maxCopyRounds = 100
 	copyPause     = 20 * time.Millisecond
 )
 
 // copyAgain copies the study until two successive rounds read the same bytes. Each round reads the journal before the
-// database. Suppose that a transaction wrote to the database during two equal rounds. Then it is in the journal that
-// they read, or it was complete before they read the journal.
+// database. If a transaction wrote to the database during two equal rounds, one of two things is true. The journal that
+// they read has the transaction, or the transaction was complete before they read the journal.
 func (t *takeover) copyAgain(ctx context.Context) error {
 	for range maxCopyRounds {
 		if err := sleep(ctx, copyPause); err != nil {
@@ -372,7 +375,7 @@ func (t *takeover) copyRound() (copied [2]digest, err error) {
 	return copied, nil
 }
 
-// source is the directory of the old study. Schema 1 had no epochs and kept it in the study's directory itself.
+// source is the directory of the old study. In schema 1, which had no epochs, it is the study's directory itself.
 func (t *takeover) source() string {
 	if t.at.Slot.Epoch == 0 {
 		return "."
@@ -386,8 +389,9 @@ type digest [sha256.Size]byte
 // copyFile copies one file, if there is one.
 func (t *takeover) copyFile(from, into, name string) (d digest, err error) {
 	f, err := t.disk.Open(path.Join(from, name))
-	if errors.Is(err, fs.ErrNotExist) { // this host's cache may be old, and a journal that it hides would not be rolled back
-		if err := t.refresh(from); err != nil && !errors.Is(err, fs.ErrNotExist) { // also when the whole epoch is missing
+	// Look again with a fresh cache. An old cache may hide a journal, which then would not be rolled back.
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := t.refresh(from); err != nil && !errors.Is(err, fs.ErrNotExist) { // the whole epoch may be missing
 			return d, err
 		}
 		f, err = t.disk.Open(path.Join(from, name))
@@ -419,7 +423,7 @@ func (t *takeover) check(context.Context) error {
 	return nil
 }
 
-// open makes the slot that says that the epoch has the whole study. The next owner goes on from this epoch.
+// open makes the slot that says that the new epoch has the whole study. The next owner goes on from this epoch.
 func (t *takeover) open(context.Context) error {
 	err := t.put(Opened, t.epoch, t.commits)
 	t.opened = !errors.Is(err, fs.ErrExist) // after any other error the slot may exist

@@ -14,27 +14,27 @@ import (
 	"strings"
 )
 
-// A world is a file server and its clients, each one process on a host of its own. It does one call at a time. Its
-// caller chooses the next call, so that it can try all orders.
+// A world simulates a file server and its clients. Each client is one process on a host of its own. The world does one
+// call at a time. The test chooses the next call, so that it can try all orders.
 type world struct {
 	files   map[string]content
 	actors  []*actor
-	pending []effect // changes that a client sent before its crash, and that are not done yet
+	pending []effect // changes that clients sent before they crashed, and that the server has not done yet
 	crashes int      // number of crashes that may still happen
 	loses   bool     // the server loses data that it reported as synced
-	coarse  bool     // databases are read and written as a whole
-	log     []string // the moves so far, for a person
+	coarse  bool     // a database is read or written in one call, not page by page
+	log     []string // what has happened so far, as text for people
 	acks    []ack
 	wrong   string // the first violation of the protocol; "" while there is none
 }
 
-// A content is a file's content, in pages that are written and read one at a time.
+// A content is a file as a list of pages. Pages are read and written one at a time.
 type content []string
 
 // An effect is a change of the files.
 type effect struct {
 	what string
-	do   func() error // returns the answer to the sender
+	do   func() error // makes the change, and returns the error that the sender gets
 }
 
 // An actor is one process that takes the study over and writes it.
@@ -43,26 +43,26 @@ type actor struct {
 	name    string
 	calls   chan call
 	waiting *call
-	gone    bool // it has returned, or crashed
+	gone    bool // the process has returned or crashed
 	crashed bool
-	heard   [sha256.Size]byte // digest of all answers so far; the actor's next step depends on them alone
+	heard   [sha256.Size]byte // digest of all answers so far; nothing else decides what the actor does next
 
-	listed  map[string][]string // directories in this client's cache
+	listed  map[string][]string // directory listings in this client's cache
 	missing map[string]bool     // files that do not exist according to this client's cache
-	empty   string              // the file that it found empty last
-	prunes  bool                // it removes slots that a killed owner left
+	empty   string              // the file that this actor last found empty
+	prunes  bool                // the actor removes slots that a killed owner left
 
-	staleCache  bool // its cache of an epoch's directory survives its own changes of the directory
-	ignoresExcl bool // its Create succeeds for a file that exists
+	staleCache  bool // a fault: creating a look- file does not refresh the cache of an epoch's directory
+	ignoresExcl bool // a fault: Create succeeds for a file that exists
 }
 
-// A call is an actor's next request. It is done in one of several ways.
+// A call is an actor's next request. It can be answered in one or two ways.
 type call struct {
 	effect
-	ways  int // number of ways, at least one; way 0 asks the server, way 1 answers from the cache
+	ways  int // number of ways to answer; way 0 asks the server, way 1 answers from the cache
 	do    func(way int) (answer string)
 	fails func() // called instead of do when the actor crashes
-	lasts bool   // the effect may happen after the actor's crash
+	lasts bool   // the server may still do the call after the actor's crash
 	done  chan struct{}
 }
 
@@ -90,7 +90,7 @@ func (a *actor) ask(c call) {
 	<-c.done
 }
 
-// change asks for a change of the files.
+// change asks the server to change its files.
 func (a *actor) change(what string, do func() error) (err error) {
 	a.ask(call{
 		effect: effect{a.name + " " + what, do}, lasts: true,
@@ -100,7 +100,7 @@ func (a *actor) change(what string, do func() error) (err error) {
 	return err
 }
 
-// Create implements Disk, as the methods below do.
+// Create and the methods below implement Disk.
 func (a *actor) Create(name string, text []byte) error {
 	if strings.HasPrefix(path.Base(name), "look-") { // a refresh
 		if !a.staleCache || strings.HasPrefix(name, SlotDir) {
@@ -121,7 +121,7 @@ func (a *actor) Create(name string, text []byte) error {
 	}
 	var s Slot
 	if json.Unmarshal(text, &s) == nil {
-		s.Time = s.Owner.Since // with true times no two orders would lead to the same state
+		s.Time = s.Owner.Since // real times would make each state unique, so that no two orders could lead to the same state
 		text, _ = json.Marshal(s)
 	}
 	return a.change("writes "+name+" "+string(s.Kind), func() error {
@@ -140,7 +140,7 @@ func (a *actor) refreshed(name string) {
 }
 
 func (a *actor) Open(name string) (r io.ReadCloser, err error) {
-	if a.empty == name && a.w.isEmpty(name) { // reading it again changes nothing; the first read could have come as late
+	if a.empty == name && a.w.isEmpty(name) { // the file is still empty, so this read needs no call: the actor learns nothing new
 		return &pages{a: a, name: name, next: 1}, nil
 	}
 	ways := 1
@@ -165,7 +165,7 @@ func (a *actor) Open(name string) (r io.ReadCloser, err error) {
 	return r, err
 }
 
-// pages reads a file a page at a time. The zero value is a lock that is closed.
+// pages reads a file one page at a time. Lock returns the zero value, which has nothing to close.
 type pages struct {
 	a    *actor
 	name string
@@ -213,7 +213,7 @@ func (w *world) isEmpty(name string) bool {
 
 func (p *pages) Close() error { return nil }
 
-// Write writes at once: it writes only files that no other actor reads, so the moment does not matter.
+// Write needs no call: no other actor reads the files that it writes, so the moment does not matter.
 func (a *actor) Write(name string, r io.Reader) error {
 	text, err := io.ReadAll(r)
 	if err != nil || a.crashed {
@@ -275,8 +275,8 @@ func (a *actor) Lock(string) (io.Closer, error) { return &pages{}, nil }
 func (a *actor) Locked(string) (bool, error)    { return false, nil }
 func (a *actor) Locks() Locks                   { return SharedLocks }
 
-// The actors' study has a database of two pages. Each page has all values stored so far. Its journal begins with one
-// of these words.
+// The actors' study has a database of two pages. Each page has all values stored so far. The journal begins with one of
+// these words.
 const (
 	hot  = "hot:" // then come the old pages, to be rolled back to
 	cold = "cold" // there is nothing to roll back
@@ -335,14 +335,15 @@ func (a *actor) recoverCopy(dir string, _ int64) (commits int64, err error) {
 	return int64(len(strings.Fields(first))), nil
 }
 
-// fail records the first violation.
+// fail records a violation of the protocol, unless one is recorded already.
 func (w *world) fail(format string, args ...any) {
 	if w.wrong == "" {
 		w.wrong = fmt.Sprintf(format, args...)
 	}
 }
 
-// An ack is an acknowledged value. Its moment is when its slot was made, not when its owner learned of it.
+// An ack is an acknowledged value. It counts from the moment when its slot was made, not when its owner learned of
+// that.
 type ack struct {
 	value       string
 	slot, epoch int64
@@ -359,7 +360,8 @@ func (w *world) acknowledged(value string, l *Lease) {
 	w.acks = append(w.acks, is)
 }
 
-// state identifies all that the next moves depend on: two worlds with the same state have the same future.
+// state returns a digest of everything that decides what can happen next. Two worlds with the same digest have the same
+// future.
 func (w *world) state() [sha256.Size]byte {
 	var b strings.Builder
 	for _, name := range slices.Sorted(maps.Keys(w.files)) {

@@ -16,8 +16,9 @@ import (
 // retryAfter is the pause after a disk error, because each attempt may take long when the file server is lost.
 const retryAfter = time.Second
 
-// A disk writes the log of one trial: the head, then the parts. One goroutine uses it. It syncs nothing, so a power cut
-// loses the last seconds of a log. An NFS client sends all data when a file is closed.
+// A disk writes the log of one trial: first a file for the beginning, the head, and then numbered parts. Only one
+// goroutine uses it. It never calls fsync, so a power cut loses the last seconds of a log. An NFS client sends all data
+// to the server when a file is closed.
 type disk struct {
 	limits
 	dir   string // the study's directory
@@ -25,25 +26,26 @@ type disk struct {
 
 	root  *os.Root // the folder; nil before it is opened, and after an error
 	file  *os.File // the newest file; nil before it is opened, and after an error
-	part  int      // number of the file; 0 is the head
-	size  int64    // size of the file in bytes
-	torn  bool     // the file ends within a line
+	part  int      // number of the newest file; 0 is the head
+	size  int64    // size of the newest file in bytes
+	torn  bool     // the last line of the newest file has no line break
 	known bool     // open has checked whether an earlier run left files
 	again bool     // an earlier run left files, and the log does not yet say so
 
-	cause   error     // error of the last attempt; nil when it succeeded
+	cause   error     // error of the last attempt to write; nil when it succeeded
 	retry   time.Time // the next attempt
-	missing int64     // bytes left out since the last line about left-out bytes
-	lost    int64     // number of all bytes left out
-	first   error     // the first error for which bytes were left out
+	missing int64     // left-out bytes that the log does not mention yet
+	lost    int64     // number of all left-out bytes
+	first   error     // the first disk error; nil if there was none
 
 	closeErr error // error from closing the last file
 }
 
 func (d *disk) path() string { return filepath.Join(d.dir, folder) }
 
-// write puts lines on the disk, or counts them as left out, together with the bytes dropped after them. The last
-// write is tried even during the pause after an error.
+// write writes lines to the disk, and counts the bytes that it cannot write as left out. dropped is the number of bytes
+// after these lines that the caller has left out already. If last is set, it tries even during the pause after an
+// error.
 func (d *disk) write(lines []byte, dropped int64, last bool) {
 	n := 0
 	if last || d.cause == nil || !time.Now().Before(d.retry) {
@@ -57,8 +59,8 @@ func (d *disk) write(lines []byte, dropped int64, last bool) {
 	d.lost += dropped
 }
 
-// put opens the log if necessary, adds the tuner's own lines that are due, and then the server's lines. It returns how
-// many bytes of the server's lines are on the disk.
+// put opens the log if necessary. It first adds the tuner's own lines, if there are any, and then the server's lines.
+// It returns how many bytes of the server's lines it wrote.
 func (d *disk) put(lines []byte) (int, error) {
 	if err := d.open(); err != nil {
 		return 0, err
@@ -119,7 +121,7 @@ func (d *disk) open() error {
 	if err := d.openPart(newest); err != nil {
 		return err
 	}
-	if lost := size - d.size; lost > 0 && newest == part { // NFS may lose written bytes and report it later
+	if lost := size - d.size; lost > 0 && newest == part { // NFS may lose written bytes and report that only later
 		d.missing += lost
 		d.lost += lost
 	}
@@ -129,7 +131,7 @@ func (d *disk) open() error {
 	return nil
 }
 
-// openPart opens a file at its end. It reads the last byte, which shows whether the last line is whole.
+// openPart opens a file to append to it. It reads the last byte, which shows whether the last line is complete.
 func (d *disk) openPart(part int) error {
 	f, err := d.root.OpenFile(fileName(d.trial, part), os.O_RDWR|os.O_APPEND|os.O_CREATE, rights.File(d.path()))
 	if err != nil {
@@ -149,7 +151,7 @@ func (d *disk) openPart(part int) error {
 	return nil
 }
 
-// note adds a line of the tuner.
+// note adds a line that the tuner itself writes. If the last line is incomplete, it begins a new one first.
 func (d *disk) note(line string) error {
 	if d.torn {
 		line = "\n" + line
@@ -158,7 +160,8 @@ func (d *disk) note(line string) error {
 	return err
 }
 
-// add appends to the log, in a new file if the present one is full, and returns the number of bytes written.
+// add appends text to the log. When the current file is full, it continues in a new one. It returns the number of bytes
+// written.
 func (d *disk) add(text []byte) (n int, err error) {
 	for len(text) > 0 {
 		fits := d.fits(text)
@@ -180,8 +183,8 @@ func (d *disk) add(text []byte) (n int, err error) {
 	return n, nil
 }
 
-// fits returns how many bytes of the text go into the present file. They are whole lines, unless a line is longer than
-// a file.
+// fits returns how many bytes of the text go into the current file. The bytes are complete lines, unless a line is
+// longer than a file.
 func (d *disk) fits(text []byte) int {
 	room := d.limits.part - d.size
 	if d.part == 0 {
@@ -190,7 +193,7 @@ func (d *disk) fits(text []byte) int {
 	switch {
 	case int64(len(text)) <= room:
 		return len(text)
-	case room <= 0: // negative for a log that an older tuner wrote without bounds
+	case room <= 0: // room is negative if an older tuner wrote the log, without a size limit
 		return 0
 	}
 	whole := bytes.LastIndexByte(text[:room], '\n') + 1
@@ -200,12 +203,12 @@ func (d *disk) fits(text []byte) int {
 	return whole
 }
 
-// next begins a new part. It deletes the oldest part first, so that the bound always holds.
+// next begins a new part. It deletes the oldest part first, so that the log never exceeds its size limit.
 func (d *disk) next() error {
 	err := d.file.Close()
 	d.file = nil
 	if err != nil {
-		return err // on NFS this may be the error of an earlier write
+		return err // on NFS, Close may return the error of an earlier write
 	}
 	if oldest := d.part + 1 - d.parts; oldest > 0 {
 		if err := d.root.Remove(fileName(d.trial, oldest)); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -225,7 +228,7 @@ func (d *disk) close() {
 
 func (d *disk) closeRoot() {
 	if d.root != nil {
-		_ = d.root.Close() // it was only read
+		_ = d.root.Close() // no data was written through it
 		d.root = nil
 	}
 }

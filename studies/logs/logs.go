@@ -16,26 +16,27 @@ import (
 // folder holds the logs in a study's directory.
 const folder = "logs"
 
-// limits bound one trial's log on disk, and the waits for it.
+// limits has the size limits of one trial's log, and times to wait.
 type limits struct {
-	head  int64 // bytes of the first file, which holds the beginning
-	part  int64 // bytes of each file after it
+	head  int64 // maximum bytes of the first file, which holds the beginning
+	part  int64 // maximum bytes of each later file
 	parts int   // number of parts to keep; older parts are deleted
 
 	patience time.Duration // how long a Write waits for a slow disk
 	closing  time.Duration // how long Close waits for a slow disk
-	follow   time.Duration // how often a follower reads; a Writer writes at least each second
+	follow   time.Duration // how often a follower looks for new lines; a Writer writes at least once a second
 }
 
-// ordinary bounds a trial's log to 16 MiB. The head has room for the longest start, with its configuration, in debug
-// mode. The parts hold the end. The oldest part is deleted before a new one begins, so 6 to 8 MiB of the end are kept.
+// ordinary limits a trial's log to 16 MiB. The head has room for the longest start-up in debug mode, with the server's
+// configuration. The parts hold the end of the log. The oldest part is deleted before a new one begins, so the parts
+// have the last 6 to 8 MiB.
 var ordinary = limits{
 	head: 8 << 20, part: 2 << 20, parts: 4,
 	patience: time.Second, closing: 10 * time.Second, follow: 250 * time.Millisecond,
 }
 
-// fileName is the name of a part; part 0 is the head. An os.Root resolves the names, so that even a link cannot lead
-// out of the folder.
+// fileName returns the name of a part; part 0 is the head. Callers open it in an os.Root, so that even a link cannot
+// lead out of the folder.
 func fileName(trial, part int) string {
 	name := fmt.Sprintf("trial-%04d.log", trial)
 	if part > 0 {
@@ -44,8 +45,8 @@ func fileName(trial, part int) string {
 	return name
 }
 
-// partNumbers returns the numbers of the parts that a trial's log has, sorted. They count up from 1. A number is used
-// once.
+// partNumbers returns the sorted numbers of the parts of a trial's log that exist now. The first part is number 1, and
+// no number is used twice.
 func partNumbers(root *os.Root, trial int) ([]int, error) {
 	dir, err := root.Open(".")
 	if err != nil {
@@ -66,7 +67,8 @@ func partNumbers(root *os.Root, trial int) ([]int, error) {
 	return parts, nil
 }
 
-// Name is the path of the head of a trial's log in the study's directory. A long log goes on in Name.1 and so on.
+// Name returns the path of the head of a trial's log, relative to the study's directory. A long log continues in files
+// with .1, .2, … after this name.
 func Name(trial int) string { return folder + "/" + fileName(trial, 0) }
 
 // bytesText formats a number of bytes for people, such as 1.2 GB.

@@ -22,7 +22,7 @@ var small = limits{
 	patience: time.Second, closing: time.Minute, follow: 10 * time.Millisecond,
 }
 
-// try ends the test at the first error.
+// try ends the test if any of the errors is not nil.
 func try(t testing.TB, errs ...error) {
 	t.Helper()
 	if err := errors.Join(errs...); err != nil {
@@ -33,7 +33,7 @@ func try(t testing.TB, errs ...error) {
 // line returns the i-th line of a test's log. The lines have different lengths.
 func line(i int) string { return fmt.Sprintf("line %06d %s\n", i, strings.Repeat("x", i%17)) }
 
-// writeLines writes lines to a log. Their numbers begin at from and end before to.
+// writeLines writes lines to a log. The line numbers begin at from and end before to.
 func writeLines(t testing.TB, dir string, trial int, l limits, from, to int) {
 	t.Helper()
 	w := create(dir, trial, l)
@@ -67,7 +67,8 @@ func files(t testing.TB, dir string) (names []string, size int64) {
 	return names, size
 }
 
-// runs returns each series of successive lines in a text, as first-last, and all other lines as they are.
+// runs shortens a text. It returns each series of consecutive test lines as "first-last", and all other lines as they
+// are.
 func runs(t testing.TB, text string) []string {
 	t.Helper()
 	var found []string
@@ -153,7 +154,7 @@ func TestALogThatIsJustFullHasNoPart(t *testing.T) {
 	}
 }
 
-// Lines without an end, and very long lines, are stored whole.
+// Lines without a line break, and very long lines, are stored completely.
 func TestUnusualLines(t *testing.T) {
 	for _, row := range []struct {
 		name   string
@@ -208,7 +209,7 @@ func TestARepeatedTrialAppendsToItsLog(t *testing.T) {
 	}
 }
 
-// An older tuner wrote logs without bounds. Such a log is kept whole, and new lines go to parts.
+// An older tuner wrote logs without a size limit. Such a log is kept completely, and new lines go to parts.
 func TestALogWithoutBounds(t *testing.T) {
 	dir := t.TempDir()
 	var old bytes.Buffer
@@ -227,7 +228,7 @@ func TestALogWithoutBounds(t *testing.T) {
 func TestTailIsTheLastLines(t *testing.T) {
 	dir := t.TempDir()
 	writeLines(t, dir, 0, small, 0, 100)   // one file
-	writeLines(t, dir, 1, small, 0, 20000) // a head and parts
+	writeLines(t, dir, 1, small, 0, 20000) // a head and several parts
 	try(t, os.WriteFile(filepath.Join(dir, folder, "trial-0002.log"), nil, 0o644),
 		os.WriteFile(filepath.Join(dir, folder, "trial-0003.log"), []byte("a\n\nlast without end"), 0o644))
 	long := runs(t, read(t, dir, 1, small))
@@ -283,7 +284,7 @@ func TestLastLinesOfLongTexts(t *testing.T) {
 	}
 }
 
-// Open refuses what is no log.
+// Open refuses a log that does not exist, and a link out of the folder.
 func TestOpenRefuses(t *testing.T) {
 	dir := t.TempDir()
 	if _, err := Open(dir, 0); !errors.Is(err, fs.ErrNotExist) {

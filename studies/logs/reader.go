@@ -14,8 +14,8 @@ import (
 )
 
 // A Reader reads the log of one trial: its beginning, a line that says how many bytes were left out, and its end. It
-// may read while the Writer writes, also on another machine. If parts are deleted before a slow Reader reaches them, it
-// gives such a line for them too.
+// may read while the Writer writes, also on another machine. If parts are deleted before a slow Reader reaches them,
+// the Reader adds a line that says how many bytes they had.
 type Reader struct {
 	limits
 	trial int
@@ -23,12 +23,12 @@ type Reader struct {
 	file  *os.File
 	part  int    // number of the file; 0 is the head
 	note  []byte // text that Read returns before the rest of the file
-	torn  bool   // the last text read did not end a line
-	whole bool   // the file has a successor and no longer grows
+	torn  bool   // the last byte that was read is not a line break
+	whole bool   // the next part has begun, so this file no longer grows
 }
 
-// Open opens the log of a trial in dir/logs, where dir is the study's directory. It wraps fs.ErrNotExist when there is
-// none.
+// Open opens the log of a trial in dir/logs, where dir is the study's directory. If there is no log, the error wraps
+// fs.ErrNotExist.
 func Open(dir string, trial int) (*Reader, error) { return open(dir, trial, ordinary) }
 
 func open(dir string, trial int, l limits) (*Reader, error) {
@@ -51,7 +51,7 @@ func open(dir string, trial int, l limits) (*Reader, error) {
 	return r, nil
 }
 
-// ErrNoLog says that a log is no regular file, or that the logs' directory is no directory.
+// ErrNoLog says that a log is not a regular file, or that the logs' directory is not a directory.
 var ErrNoLog = errors.New("it is not as a tuner leaves it: move it away")
 
 // openLog opens a regular file and refuses anything else: opening a pipe would block.
@@ -82,7 +82,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 			r.torn = b[n-1] != '\n'
 			return n, nil
 		}
-		if err != nil && err != io.EOF && !errors.Is(err, syscall.ESTALE) { // stale: another machine deleted it on NFS
+		if err != nil && err != io.EOF && !errors.Is(err, syscall.ESTALE) { // ESTALE: another machine deleted the file on NFS
 			return 0, fmt.Errorf("log of trial %d: %w", r.trial, err)
 		}
 		if err := r.advance(); err != nil {
@@ -91,7 +91,7 @@ func (r *Reader) Read(b []byte) (int, error) {
 	}
 }
 
-// advance finds more to read, in this file or the next. It returns io.EOF when there is nothing at present.
+// advance looks for more text to read, in this file or the next one. It returns io.EOF when there is none at present.
 func (r *Reader) advance() error {
 	parts, err := partNumbers(r.root, r.trial)
 	if err != nil {
@@ -99,7 +99,7 @@ func (r *Reader) advance() error {
 	}
 	i, _ := slices.BinarySearch(parts, r.part+1)
 	if i < len(parts) && !r.whole {
-		r.whole = true // it may have grown between the last read and the beginning of its successor
+		r.whole = true // this file may have grown after the last read and before the next part began
 		return nil
 	}
 	for _, next := range parts[i:] {
@@ -118,7 +118,8 @@ func (r *Reader) advance() error {
 	return io.EOF
 }
 
-// leaveOut inserts a line about n bytes in deleted parts. A deleted part had less than a line of free space.
+// leaveOut inserts a line that says that about n bytes in deleted parts were left out. The number is nearly exact,
+// because a part ends only when the next line does not fit.
 func (r *Reader) leaveOut(n int64) {
 	if r.torn {
 		r.note = append(r.note, '\n')
@@ -127,14 +128,14 @@ func (r *Reader) leaveOut(n int64) {
 	r.torn = false
 }
 
-// use makes f the file to read.
+// use closes the old file and continues in f, which is the given part.
 func (r *Reader) use(f *os.File, part int) error {
 	old := r.file
 	r.file, r.part, r.whole = f, part, false
 	return old.Close()
 }
 
-// Tail skips everything before the last n lines present. Lines about left-out parts do not count.
+// Tail skips everything before the last n lines that the log has now. Lines about left-out parts do not count.
 func (r *Reader) Tail(n int) error {
 	parts, err := partNumbers(r.root, r.trial)
 	if err != nil {
@@ -155,7 +156,8 @@ func (r *Reader) Tail(n int) error {
 	return nil
 }
 
-// tailOf seeks to the last n lines of a file, or to its beginning if it has fewer, and returns their number.
+// tailOf opens a part, seeks to its last n lines, and returns n. If the part has fewer lines, it seeks to the beginning
+// and returns their number.
 func (r *Reader) tailOf(part, n int) (int, error) {
 	f, err := openLog(r.root, fileName(r.trial, part))
 	if err != nil {
@@ -176,7 +178,8 @@ func (r *Reader) tailOf(part, n int) (int, error) {
 	return found, err
 }
 
-// lastLines returns the offset of the last n lines of a text, or 0 if it has fewer, and their number.
+// lastLines returns the offset at which the last n lines of a text begin, and n. If the text has fewer lines, it
+// returns 0 and their number.
 func lastLines(text io.ReaderAt, size int64, n int) (offset int64, found int, err error) {
 	if n == 0 {
 		return size, 0, nil
@@ -200,13 +203,13 @@ func lastLines(text io.ReaderAt, size int64, n int) (offset int64, found int, er
 		end = begin
 	}
 	if size > 0 {
-		found++ // the first line, which follows no line break
+		found++ // the first line has no line break before it
 	}
 	return 0, found, nil
 }
 
-// Follow copies the unread log to w, and goes on as the log grows. It ends when done is closed and the whole log is
-// copied, or returns the cause of ctx, or an error of w.
+// Follow copies the unread log to w, and continues as the log grows. It returns nil when done is closed and the whole
+// log is copied. It returns the cause of ctx when ctx ends, and an error of w at once.
 func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) error {
 	buffer := make([]byte, 64<<10)
 	for ended := false; ; {
@@ -238,8 +241,8 @@ func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) 
 }
 
 // renew reopens the file at the same offset. An NFS client asks the server for a file's size when it opens the file.
-// Without that, a line from another machine is seen up to a minute late (nfs(5), close-to-open cache consistency,
-// acregmax).
+// Without a new open, a line from another machine would be seen up to a minute late (nfs(5), close-to-open cache
+// consistency, acregmax).
 func (r *Reader) renew() error {
 	offset, err := r.file.Seek(0, io.SeekCurrent)
 	if err != nil {
@@ -247,7 +250,7 @@ func (r *Reader) renew() error {
 	}
 	f, err := openLog(r.root, fileName(r.trial, r.part))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // deleted; the open file can still be read
+		return nil // the file was deleted; the open one can still be read
 	}
 	if err != nil {
 		return err

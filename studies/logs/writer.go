@@ -13,43 +13,43 @@ import (
 const (
 	// flushEvery is how long a line waits before it goes to the disk, where a follower sees it.
 	flushEvery = time.Second
-	// flushAt is the number of bytes that go to the disk at once. One write call takes hundreds of lines, because each
-	// call may be a request to a file server.
+	// flushAt is the number of waiting bytes that are written without waiting for flushEvery. One write call then takes
+	// hundreds of lines. Each call may be a request to a file server.
 	flushAt = 64 << 10
-	// maxPending is the number of bytes that may wait for the disk, about a thousand lines. While more would wait,
-	// Write waits.
+	// maxPending is the number of bytes that may wait for the disk: about 9,000 lines of 110 bytes. While so many wait,
+	// Write waits too.
 	maxPending = 1 << 20
 )
 
-// A Writer takes the log of one trial's server. A disk that is full, lost or slow gives no error of Write, and hardly
-// delays the server. The Writer leaves out lines that it cannot write, and counts their bytes. It writes that number to
+// A Writer writes the log of one trial's server. If the disk is full, lost or slow, Write returns no error and hardly
+// delays the server. The Writer leaves out lines that it cannot write, and counts their bytes. It writes this number to
 // the log when the disk works again, and the error of Close has it too.
 //
-// It may be used by several goroutines, each of which should write whole lines.
+// Several goroutines may use a Writer. Each of them should write complete lines.
 type Writer struct {
 	trial int
 	limits
 
 	mu       sync.Mutex    // guards the fields up to closed
 	pending  []byte        // bytes that wait for the disk
-	room     chan struct{} // closed and replaced when the disk has taken pending
-	stuck    bool          // a Write has waited for its whole patience, and the disk has taken nothing since
-	overflow int64         // bytes left out for lack of room since the disk took pending
+	room     chan struct{} // closed and replaced when pending has been taken to be written
+	stuck    bool          // a Write has waited for its whole patience, and pending has not been taken since
+	overflow int64         // bytes that Write has left out for lack of room since pending was last taken
 	closed   bool
 
-	wake    chan struct{} // has one value when the goroutine shall write
+	wake    chan struct{} // has one value when the goroutine should write
 	closing chan struct{}
-	gone    chan struct{} // the goroutine has ended
-	spare   []byte        // the last batch, to be used again; only the goroutine uses it
+	gone    chan struct{} // closed when the goroutine has ended
+	spare   []byte        // memory of the last batch, for reuse; only the goroutine uses it
 	disk    disk          // only the goroutine uses it
 
 	close    sync.Once
 	closeErr error
 }
 
-// Create opens the log of a trial in dir/logs, where dir is the study's directory. If the trial is run again, its log
-// goes on after a line that says so. If the disk cannot be written, the Writer tries again while the server runs. The
-// caller must Close.
+// Create returns a Writer for the log of a trial in dir/logs, where dir is the study's directory. If the trial is run
+// again, the log gets a line that says so, and continues after it. If the disk cannot be written, the Writer tries
+// again while the server runs. The caller must call Close.
 func Create(dir string, trial int) *Writer { return create(dir, trial, ordinary) }
 
 func create(dir string, trial int, l limits) *Writer {
@@ -58,13 +58,13 @@ func create(dir string, trial int, l limits) *Writer {
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), gone: make(chan struct{}),
 		disk: disk{limits: l, dir: dir, trial: trial},
 	}
-	w.signal() // so that the file exists before the server's first line
+	w.signal() // creates the file before the server's first line
 	go w.run()
 	return w
 }
 
-// Write takes a piece of the log. Its only error is os.ErrClosed. While 1 MiB waits for the disk, Write waits too, for
-// at most a second. After such a second no Write waits until the disk has taken some bytes.
+// Write adds bytes to the log. Its only error is os.ErrClosed. While 1 MiB waits for the disk, Write waits too, for at
+// most a second. After a Write has waited for a whole second, no Write waits until the disk has taken some bytes.
 func (w *Writer) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -83,7 +83,8 @@ func (w *Writer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// waitForRoom waits until there is room, or gives up. The caller holds mu; it is unlocked during the wait.
+// waitForRoom waits until pending has room, but not longer than patience. The caller holds mu, which is unlocked during
+// the wait.
 func (w *Writer) waitForRoom() {
 	var limit <-chan time.Time
 	for len(w.pending) >= maxPending && !w.closed && !w.stuck {
@@ -107,7 +108,7 @@ func (w *Writer) waitForRoom() {
 // errSlow is the reason for bytes that were left out because the disk was slow.
 var errSlow = errors.New("the disk did not keep up")
 
-// leftOut is the line that replaces missing bytes.
+// leftOut returns the line that replaces missing bytes in the log.
 func leftOut(n int64, why error) string {
 	return fmt.Sprintf("… %s left out here: %s …\n", bytesText(n), reason(why))
 }
@@ -134,14 +135,14 @@ func (w *Writer) run() {
 		lines, dropped := w.take(last)
 		w.disk.write(lines, dropped, last)
 		if last && dropped > 0 {
-			w.disk.write(nil, 0, true) // the line about them
+			w.disk.write(nil, 0, true) // writes the line about the dropped bytes
 		}
 	}
 	w.disk.close()
 }
 
-// take returns the pending lines that are whole, or all pending bytes the last time. dropped is the number of bytes
-// that were left out after them. The disk writes the lines when mu is free again.
+// take returns the complete pending lines. If last is set, it returns all pending bytes. dropped is the number of bytes
+// that Write left out after them. take does not write to the disk itself, because it holds mu.
 func (w *Writer) take(last bool) (batch []byte, dropped int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -157,9 +158,9 @@ func (w *Writer) take(last bool) (batch []byte, dropped int64) {
 	return batch, dropped
 }
 
-// Close writes the pending bytes and waits for the Writer's goroutine, for at most ten seconds: a call to a hanging
-// disk cannot be interrupted. Its error says how many bytes of the log were left out, and why. A second Close returns
-// the same error.
+// Close writes the pending bytes and waits for the Writer's goroutine. It waits at most ten seconds, because a call to
+// a hanging disk cannot be interrupted. Its error says how many bytes of the log were left out, and why. A second Close
+// returns the same error.
 func (w *Writer) Close() error {
 	w.close.Do(func() {
 		w.mu.Lock()
@@ -176,7 +177,7 @@ func (w *Writer) Close() error {
 	return w.closeErr
 }
 
-// loss returns an error for the bytes that are not on the disk. The goroutine has ended.
+// loss returns an error if bytes are missing on the disk. It is called after the goroutine has ended.
 func (w *Writer) loss() error {
 	switch {
 	case w.disk.lost > 0:

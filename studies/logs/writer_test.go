@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain runs the tests. As a child of a test, the binary writes an endless log instead.
+// TestMain runs the tests. If a test has started the binary as a child, it writes an endless log instead.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("LOGS_ENDLESS"); dir != "" {
 		endless(dir)
@@ -44,7 +44,7 @@ func endless(dir string) {
 	}
 }
 
-// Lines are on the disk within a second, or as soon as 64 KiB wait. A part of a line waits for its end.
+// Lines are on the disk within a second, or as soon as 64 KiB wait. An incomplete line waits for its end.
 func TestALineIsOnTheDiskWithinASecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
@@ -74,15 +74,15 @@ func TestALineIsOnTheDiskWithinASecond(t *testing.T) {
 	})
 }
 
-// A file in place of the folder stands for a disk that cannot be written. The Writer tries again after a second, and
-// not before.
+// A file in the place of the logs folder acts as a disk that cannot be written. The Writer tries again after a second,
+// and not before.
 func TestADiskThatComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		dir := t.TempDir()
 		blocked := filepath.Join(dir, folder)
 		try(t, os.WriteFile(blocked, nil, 0o644))
 		w := create(dir, 0, small)
-		synctest.Wait() // the first attempt has failed
+		synctest.Wait() // after this, the first attempt has failed
 		try(t, os.Remove(blocked))
 		write := func(from, to int) {
 			for i := from; i < to; i++ {
@@ -154,7 +154,7 @@ func TestAFullDisk(t *testing.T) {
 	})
 }
 
-// Bytes that a file server took and then lost count as left out too.
+// Bytes that a file server accepted and later lost also count as left out.
 func TestADiskThatForgets(t *testing.T) {
 	dir := t.TempDir()
 	d := disk{limits: small, dir: dir}
@@ -169,7 +169,7 @@ func TestADiskThatForgets(t *testing.T) {
 	}
 }
 
-// A pipe without a reader stands for a hanging disk. One Write waits for its patience, and later ones do not wait.
+// A pipe without a reader acts as a hanging disk. One Write waits for limits.patience, and later ones do not wait.
 func TestADiskThatHangs(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, folder, "trial-0000.log")
@@ -183,14 +183,14 @@ func TestADiskThatHangs(t *testing.T) {
 		_, err := w.Write(text)
 		try(t, err)
 	}
-	if took := time.Since(began); took < hasty.patience || took > 10*hasty.patience { // if each Write waited, it would be 48 times the patience
+	if took := time.Since(began); took < hasty.patience || took > 10*hasty.patience { // if each Write waited, they would take 48 times the patience
 		t.Errorf("the writes took %s, want %s, for which one of them waits", took, hasty.patience)
 	}
 	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "has not taken its end within 200ms") {
 		t.Errorf("Close() = %v, want that the disk has not taken the end", err)
 	}
 
-	// When the disk works again, it gets all waiting lines, and a line about those that were left out.
+	// When the disk works again, it gets all waiting lines, and a line that says how many bytes were left out.
 	f, err := os.OpenFile(pipe, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	try(t, err)
 	defer f.Close()
@@ -208,7 +208,7 @@ func TestADiskThatHangs(t *testing.T) {
 	<-w.gone
 }
 
-// If lines come faster than the disk takes them, Write waits, so that the log has the end.
+// If lines come faster than the disk takes them, Write waits, so that the log keeps its end.
 func TestABurst(t *testing.T) {
 	dir := t.TempDir()
 	w := Create(dir, 0)
@@ -257,7 +257,7 @@ func TestSeveralWriteWholeLines(t *testing.T) {
 	try(t, w.Close())
 	got := strings.SplitAfter(read(t, dir, 0, ordinary), "\n")
 	slices.Sort(got)
-	for i, text := range got[1:] { // the first is empty: it follows the last line break
+	for i, text := range got[1:] { // the first text is empty: it follows the last line break
 		if text != line(i) {
 			t.Fatalf("line %d is %q", i, text)
 		}
@@ -267,7 +267,7 @@ func TestSeveralWriteWholeLines(t *testing.T) {
 	}
 }
 
-// A killed Writer leaves whole lines, except the last one. Another Writer can append to its log.
+// A killed Writer leaves complete lines; only the last line may be incomplete. Another Writer can append to its log.
 func TestKilledAndRunAgain(t *testing.T) {
 	dir := t.TempDir()
 	self, err := os.Executable()

@@ -1,5 +1,5 @@
-// Package logview prints the log of a trial's server as a person reads it, and follows it while the trial runs. It
-// never writes to the study.
+// Package logview prints the log of a trial's server for people, and follows it while the trial runs. It never writes
+// to the study.
 package logview
 
 import (
@@ -20,7 +20,7 @@ type View struct {
 	Dir     string // the study's directory
 	Study   studies.Study
 	Trial   studies.Trial
-	Profile string // the profile when servers are simulated in virtual time, without logs; else ""
+	Profile string // name of the profile if servers are simulated in virtual time and write no logs; "" otherwise
 	Follow  bool
 	Lines   int // how many of the last lines to print; negative means all
 	Out     io.Writer
@@ -37,7 +37,7 @@ func Open(ctx context.Context, dir string, trial int) (*View, studies.Study, err
 	return v, v.Study, nil
 }
 
-// read reads the study, with the result and probes of the trial, and reports whether the study has it.
+// read reads the study, with the result and probes of the trial. It reports whether the study has that trial.
 func (v *View) read(ctx context.Context) (found bool, err error) {
 	trial := v.Trial.Number
 	whole := func(studies.Study) []int { return []int{trial} }
@@ -50,7 +50,7 @@ func (v *View) read(ctx context.Context) (found bool, err error) {
 	return found, err
 }
 
-// Print prints the log. With Follow it goes on until the trial is done, or returns the cause of ctx.
+// Print prints the log. With Follow, it continues until the trial is done. If ctx ends first, it returns the cause.
 func (v *View) Print(ctx context.Context) (err error) {
 	log, err := v.open(ctx)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -108,13 +108,13 @@ func (v *View) follow(ctx context.Context, log *logs.Reader) error {
 	return err
 }
 
-// complete reports whether the log cannot grow: the trial is done, or no process runs the study. A log is closed before
-// its trial is done.
+// complete reports whether the log can no longer grow, because the trial is done or no process runs the study. A
+// server's log is closed before its trial is stored as done.
 func (v *View) complete() bool {
 	return v.Trial.State == studies.Done || v.Study.State != studies.Running
 }
 
-// refresh reads the study again, after a second.
+// refresh waits a second, and then reads the study again.
 func (v *View) refresh(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -125,8 +125,8 @@ func (v *View) refresh(ctx context.Context) error {
 	return err
 }
 
-// explain says why the trial has no log, and prints the last lines of the server that the study keeps. Without such
-// lines it returns an error, unless the servers write no logs.
+// explain says why the trial has no log, and prints the server's last lines from the stored result. Without such lines
+// it returns an error, unless the servers write no logs.
 func (v *View) explain() error {
 	why := fmt.Sprintf("trial %d has no log: ", v.Trial.Number)
 	switch {

@@ -13,7 +13,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Names of Optuna's distributions (optuna/distributions.py). Optuna before 3.0 has other ones for numbers.
+// Names of Optuna's distributions (optuna/distributions.py). Optuna before 3.0 has other distributions for numbers.
 const (
 	floatDistribution = "FloatDistribution"
 	intDistribution   = "IntDistribution"
@@ -35,9 +35,10 @@ type numbers struct {
 }
 
 // encodeParam returns the value of a parameter as Optuna stores it, a number or the index of a choice, and its
-// distribution. It reports false if the value is not among the choices, because Optuna cannot store that.
+// distribution. ok is false if the value is not among the choices, because Optuna cannot store that.
 //
-// A number outside its range, or off its step, gets a wider range. The user's current args may have such numbers.
+// The user's current args may have a number outside its range, or off its step. Then the range is widened to include
+// the number.
 func encodeParam(p *space.Parameter, text string) (value float64, dist distribution, ok bool) {
 	if p.Kind == space.Float || p.Kind == space.Int {
 		value, err := p.Number(text)
@@ -55,8 +56,8 @@ func encodeParam(p *space.Parameter, text string) (value float64, dist distribut
 	return float64(i), distribution{categorical, map[string]any{"choices": all}}, i >= 0
 }
 
-// parametersOf returns the searched flags, and then the former ones, which only the points of trials have. An earlier
-// study file had those; the values that it allowed are not known.
+// parametersOf returns the searched flags, and then the former flags. Former flags were searched with an earlier study
+// file, so they are only in points of trials. The values that this file allowed are not known.
 func parametersOf(searched []space.Parameter, trials []studies.Trial) []space.Parameter {
 	former := map[string][]string{} // values of former flags, by name
 	for i := range trials {
@@ -73,14 +74,14 @@ func parametersOf(searched []space.Parameter, trials []studies.Trial) []space.Pa
 	return all
 }
 
-// formerParameter returns a definition of a former flag that fits all values that trials have. If all are numbers, it is
-// the range from the lowest to the highest value; otherwise it is a choice among the values.
+// formerParameter defines a former flag so that all values in trials are allowed. If all values are numbers, the flag
+// has the range from the lowest to the highest; otherwise it is a choice among the values.
 func formerParameter(name string, values []string) space.Parameter {
 	p := space.Parameter{Name: name, Kind: space.Int, Min: math.Inf(1), Max: math.Inf(-1)}
 	for _, text := range values {
 		v, err := strconv.ParseFloat(text, 64)
 		switch {
-		case err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text: // a number would be read back as another text
+		case err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text: // not a finite number, or one that would be read back as another text
 			if !slices.ContainsFunc(values, func(text string) bool { return text != "true" && text != "false" }) {
 				return space.Parameter{Name: name, Kind: space.Bool}
 			}
@@ -93,13 +94,13 @@ func formerParameter(name string, values []string) space.Parameter {
 	return p
 }
 
-// maxInt limits integers. Optuna stores them as floating-point numbers, which are exact up to here.
+// maxInt is the largest integer. Optuna stores integers as floating-point numbers, which are exact up to here.
 const maxInt = 1 << 53
 
-// rangeOf returns the distribution of a Float or an Int. It includes the value.
+// rangeOf returns the distribution of a parameter of the kind Float or Int. Its range includes the value.
 func rangeOf(p *space.Parameter, value float64) distribution {
 	n := numbers{Low: p.Min, High: p.Max, Log: p.Log}
-	if p.Step > 0 { // Optuna wants the upper end to be on a step, as the highest level is
+	if p.Step > 0 { // Optuna requires that the upper end is on a step; the highest level is
 		levels := p.Levels(2)
 		if high, err := p.Number(levels[len(levels)-1]); err == nil {
 			n.High = high

@@ -1,4 +1,4 @@
-// Package optuna writes a study as an SQLite file of Optuna's, and reads such files. It never runs Optuna.
+// Package optuna writes a study as an SQLite file in Optuna's format, and reads such files. It never runs Optuna.
 package optuna
 
 import (
@@ -30,7 +30,7 @@ const (
 	running  state = "RUNNING"
 )
 
-// finite is Optuna's type of a value that is a finite number.
+// finite is how Optuna marks a value that is a finite number.
 const finite = "FINITE"
 
 // schema creates the tables of schema version 12.
@@ -38,7 +38,7 @@ const finite = "FINITE"
 //go:embed schema-4.9.0.sql
 var schema string
 
-// open opens the SQLite file at path.
+// open opens the SQLite file at path. query has the settings, as in SQLite's URIs.
 func open(path, query string) (*sql.DB, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {

@@ -131,7 +131,7 @@ func TestRowsAreLikeOptunas(t *testing.T) {
 	}
 }
 
-// drifted is a study whose user accepted a change of the world and a new study file before trial 3.
+// drifted returns a study. Before its trial 3, the user accepted a change of the world and a new study file.
 func drifted() studies.Study {
 	met := func(rate float64) trial.Result {
 		return trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast}}
@@ -155,7 +155,7 @@ func drifted() studies.Study {
 // Optuna finds the same best trial as the tuner. Trials of other worlds are kept.
 func TestWorldsAreNotCompared(t *testing.T) {
 	study := drifted()
-	unmet := drifted() // no trial of the new world met the SLO
+	unmet := drifted() // in this study, no trial of the new world met the SLO
 	for i := range unmet.Trials[3:] {
 		unmet.Trials[3+i].Result.Capacity = capacity.Capacity{Rate: 0.5, High: 0.5, Bound: capacity.AtMost}
 	}

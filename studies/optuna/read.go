@@ -27,7 +27,7 @@ type Trial struct {
 	Number int
 	State  string                     // COMPLETE, PRUNED, FAIL, RUNNING or WAITING
 	Value  *float64                   // value of the first objective; nil if there is no finite value
-	Params map[string]string          // values as text, without those that are None
+	Params map[string]string          // values as text; parameters with the value None are left out
 	User   map[string]json.RawMessage // user attributes
 }
 
@@ -49,7 +49,7 @@ func IsSQLite(path string) (bool, error) {
 	return string(head) == magic, err
 }
 
-// Read reads all studies of a file. It writes nothing, and Optuna may be writing the file meanwhile.
+// Read reads all studies in a file. It writes nothing. Optuna may write to the file at the same time.
 func Read(path string) (all []*Study, err error) {
 	db, err := open(path, "mode=ro&_query_only=1&_busy_timeout=5000")
 	if err != nil {
@@ -76,7 +76,7 @@ type reader struct {
 
 func (r *reader) fail(format string, args ...any) { r.err = cmp.Or(r.err, fmt.Errorf(format, args...)) }
 
-// checkVersion refuses a file with another schema.
+// checkVersion refuses a file whose schema is not the revision that this package knows.
 func (r *reader) checkVersion(name string) {
 	var found string
 	err := r.tx.QueryRow(`SELECT version_num FROM alembic_version`).Scan(&found)
@@ -90,7 +90,7 @@ func (r *reader) checkVersion(name string) {
 	}
 }
 
-// rows scans each row of a query into the places, one row for each round of a loop.
+// rows returns an iterator over the rows of a query. Each round of the loop scans one row into the given pointers.
 func (r *reader) rows(query string, into ...any) func(yield func() bool) {
 	return func(yield func() bool) {
 		if r.err != nil {
@@ -194,7 +194,8 @@ func (r *reader) param(t *Trial, name string, value any, distribution string) {
 	}
 }
 
-// numberOf returns a value in a table as a finite number. SQLite stores values of any type in any column.
+// numberOf returns a value in a table as a finite number, or an error if it is not one. SQLite stores values of any
+// type in any column.
 func numberOf(value any, table string) (float64, error) {
 	text := fmt.Sprint(value)
 	switch v := value.(type) {

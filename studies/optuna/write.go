@@ -15,13 +15,13 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Write writes the study into the SQLite file at path, which must be empty or not exist. The trials need not be in
-// memory: study.Trials needs only points and results. parameters are the searched flags. Flags of an earlier study file,
-// which only older trials have, are written too.
+// Write writes the study into the SQLite file at path, which must be empty or not exist. The trials come one by one, so
+// that they need not all be in memory. study.Trials needs only points and results. parameters are the searched flags.
+// Write also writes the flags of earlier study files, which only older trials have.
 //
 // The objective is the capacity in requests per second, to be maximised; it is 0 if no rate kept the SLO. A trial is:
 //   - COMPLETE if it was measured in the world of the best trial,
-//   - PRUNED if it was dropped, or measured in another world, so that Optuna does not compare the two,
+//   - PRUNED if it was dropped, or measured in another world, so that Optuna does not compare it with the best trial,
 //   - FAIL if it was infeasible or of unknown outcome,
 //   - RUNNING if it is not finished.
 //
@@ -116,7 +116,7 @@ func (w *writer) json(v any) string {
 	return string(text)
 }
 
-// timeText writes a time as SQLAlchemy does; nil for the zero time.
+// timeText returns a time as SQLAlchemy writes it; nil for the zero time.
 func timeText(t time.Time) any {
 	if t.IsZero() {
 		return nil
@@ -142,7 +142,8 @@ func (w *writer) stateOf(t studies.Trial) state {
 	return fail
 }
 
-// objective returns the capacity, or 0 if no rate kept the SLO. Capacity.Rate is then the lowest rate that failed.
+// objective returns the capacity, or 0 if no rate kept the SLO. Capacity.Rate is not 0 then: it is the lowest rate that
+// failed.
 func objective(t studies.Trial) float64 {
 	if !t.Met() {
 		return 0
@@ -171,8 +172,8 @@ type probeAttribute struct {
 	Binding  string  `json:"binding"`
 }
 
-// trialAttributes returns the facts on a trial for which Optuna has no column. illegal holds the values of the point that
-// are not among the choices.
+// trialAttributes returns the facts about a trial for which Optuna has no column. illegal has the values of the point
+// that are not among the choices.
 func trialAttributes(t studies.Trial, world int, illegal map[string]string) []attribute {
 	probes := lo.Map(t.Probes, func(p trial.Probe, _ int) probeAttribute {
 		return probeAttribute{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding}

@@ -16,16 +16,16 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A row is a combination of flags that auto_tune.sh measured.
+// A row is one line of result.txt: a combination of flags that auto_tune.sh measured.
 type row struct {
 	line         int
 	seqs, tokens string
 	met          bool
-	rate         float64 // requests per second that kept the limit; infinite if all were sent at once
+	rate         float64 // requests per second that kept the limit; infinite if all requests were sent at once
 	throughput   float64 // requests per second; 0 if the file does not have it
 }
 
-// Lines of result.txt (vLLM, benchmarks/auto_tune/auto_tune.sh).
+// Patterns of the lines of result.txt (vLLM, benchmarks/auto_tune/auto_tune.sh).
 var (
 	metLine  = regexp.MustCompile(`^max_num_seqs: *(\d+), *max_num_batched_tokens: *(\d+), *request_rate: *(inf|[0-9.]+), *e2el: *([^,]*), *throughput: *([^,]*), *goodput: *(.*)$`)
 	missLine = regexp.MustCompile(`^max_num_seqs: *(\d+), *max_num_batched_tokens: *(\d+),? does not meet latency requirement\b`)
@@ -71,7 +71,7 @@ func (r row) carried() float64 {
 	return r.rate
 }
 
-// readAutoTune reads one result.txt.
+// readAutoTune reads one result.txt into the source.
 func (r *Reader) readAutoTune(s *Source, path string) error {
 	text, err := readFile(path)
 	if err != nil {
@@ -114,9 +114,9 @@ func (r row) capacity() capacity.Capacity {
 
 var utilizationLog = regexp.MustCompile(`^vllm_log_gpu_memory_utilization_([0-9.]+)\.log$`)
 
-// autoTuneFlags returns the searched flags that auto_tune.sh sets for all servers but does not put into result.txt. They
-// are prefix caching and the memory utilization. auto_tune.sh lowers the latter from 0.98 until a server starts, so the
-// lowest value that has a log is the one that it used.
+// autoTuneFlags returns the searched flags that auto_tune.sh sets for all servers but does not put into result.txt.
+// They are prefix caching and the memory utilization. auto_tune.sh lowers the utilization from 0.98 until a server
+// starts. So it used the lowest value that has a log.
 func (r *Reader) autoTuneFlags(s *Source, dir string) map[string]string {
 	flags := map[string]string{}
 	if r.Space.Parameter("enable-prefix-caching") != nil {
@@ -127,7 +127,7 @@ func (r *Reader) autoTuneFlags(s *Source, dir string) map[string]string {
 		return flags
 	}
 	lowest := 0.0
-	logs, _ := os.ReadDir(dir) // a folder that cannot be read has no logs: the note below says what to do
+	logs, _ := os.ReadDir(dir) // if the folder cannot be read, the note below says what to do
 	for _, log := range logs {
 		m := utilizationLog.FindStringSubmatch(log.Name())
 		if m == nil {
@@ -145,7 +145,7 @@ func (r *Reader) autoTuneFlags(s *Source, dir string) map[string]string {
 	return flags
 }
 
-// note adds a note on all trials of the source, unless it has it already.
+// note adds a note about all trials of the source, unless the source has it already.
 func (s *Source) note(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if !slices.Contains(s.Notes, text) {

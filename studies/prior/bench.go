@@ -20,7 +20,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A run is a result of vllm bench serve that was judged by the SLO.
+// A run is one result of vllm bench serve, judged by the SLO.
 type run struct {
 	path  string
 	point space.Point
@@ -28,7 +28,7 @@ type run struct {
 	meta  map[string]string
 }
 
-// readBenches reads result files, and joins the runs of each point.
+// readBenches reads result files, and makes one trial of all runs of a point.
 func (r *Reader) readBenches(s *Source, paths []string) error {
 	runs := map[string][]run{} // by point
 	for _, path := range paths {
@@ -49,7 +49,7 @@ func (r *Reader) readBenches(s *Source, paths []string) error {
 	return nil
 }
 
-// join makes one trial of the runs of a point, as a sweep does.
+// join makes one trial of the runs of a point, as a sweep makes one of its probes.
 func (r *Reader) join(s *Source, runs []run) {
 	point := runs[0].point
 	name := cmp.Or(point.String(), "the server's default")
@@ -79,7 +79,8 @@ func (r *Reader) join(s *Source, runs []run) {
 	s.take(r, from, point, trial.Result{Outcome: trial.Measured, Capacity: c}, probes)
 }
 
-// differing returns the keys of the metadata that are no flags of the study and whose values differ among the runs.
+// differing returns the keys of the metadata whose values differ between the runs, except keys that are flags of the
+// study.
 func (r *Reader) differing(runs []run) []string {
 	keys := map[string]bool{}
 	for _, one := range runs {
@@ -158,7 +159,7 @@ func (r *Reader) percentiles() (all []float64) {
 	return all
 }
 
-// unfit says why a run does not help to find the capacity of the study's model; "" if it does.
+// unfit says why a run cannot show a capacity of the study's model; "" if it can.
 func (r *Reader) unfit(found bench.VLLMRun) string {
 	m := found.Meta
 	model := r.World["model"]
@@ -174,7 +175,7 @@ func (r *Reader) unfit(found bench.VLLMRun) string {
 }
 
 // benchPoint returns the point that a run measured. Its flags come from --set, from the names of the file and its
-// folders, and from the metadata in the file; the later ones win.
+// folders, and from the metadata in the file. If several of them have a flag, the last one wins.
 func (r *Reader) benchPoint(path string, meta bench.VLLMMeta) (space.Point, error) {
 	flags := r.inPath(path)
 	maps.Copy(flags, r.known(meta.Metadata))
@@ -187,7 +188,7 @@ func (r *Reader) benchPoint(path string, meta bench.VLLMMeta) (space.Point, erro
 	return point, err
 }
 
-// judge judges a run by the SLO: by its requests if the file has them, else by its percentiles.
+// judge judges a run by the SLO. It uses the requests if the file has them, and otherwise the percentiles.
 func (r *Reader) judge(found bench.VLLMRun) (slo.Verdict, error) {
 	m := &found.Measurement
 	if needed, limit := r.SLO.MinRequests(); m.Requests < needed {
@@ -203,7 +204,8 @@ func (r *Reader) judge(found bench.VLLMRun) (slo.Verdict, error) {
 	return r.SLO.Judge(found.Samples, len(found.Samples), end), nil
 }
 
-// judgeSummary compares percentiles with the limits. Failed requests are not in the percentiles.
+// judgeSummary compares percentiles with the limits, and the failed requests with the error rate. Percentiles do not
+// include failed requests.
 func (r *Reader) judgeSummary(m *bench.Measurement) (slo.Verdict, error) {
 	v := slo.Verdict{Pass: true, Headroom: math.Inf(1)}
 	for _, l := range r.SLO.Limits {
@@ -230,17 +232,18 @@ func (r *Reader) judgeSummary(m *bench.Measurement) (slo.Verdict, error) {
 	return v, nil
 }
 
-// minMiss is the least distance of the headroom from 0 when too many requests failed.
+// If too many requests failed, the headroom is at most -minMiss.
 const minMiss = 0.005
 
-// percentile returns the percentile that a limit is on, and whether the file has it. A missing one is 0.
+// percentile returns the figure that a limit is about, such as the p99 TTFT, in ms, and whether the file has it. If the
+// file lacks it, the figure is 0.
 func percentile(m *bench.Measurement, l slo.Limit) (float64, bool) {
 	stats := map[slo.Metric]bench.Stats{slo.TTFT: m.TTFT, slo.TPOT: m.TPOT, slo.ITL: m.ITL, slo.E2E: m.E2E}[l.Metric]
 	value := map[float64]float64{50: stats.P50, 90: stats.P90, 95: stats.P95, 99: stats.P99, 99.9: stats.P999}[l.Percentile]
 	return value, value > 0
 }
 
-// probeOf makes a probe of a run. If all requests were sent at once, its rate is the throughput.
+// probeOf returns a run as a probe. If all requests were sent at once, its rate is the throughput.
 func probeOf(found bench.VLLMRun, v slo.Verdict) trial.Probe {
 	p := trial.Probe{Rate: found.Measurement.Rate, Verdict: v, Measurement: found.Measurement, HitRate: -1, GPUTime: found.Measurement.Duration}
 	if !(p.Rate > 0) || math.IsInf(p.Rate, 0) {

@@ -38,8 +38,8 @@ func ParseSet(s *space.Space, pairs []string) (map[string]string, error) {
 	return flags, nil
 }
 
-// point makes a point of flags, given by name. A flag that the study does not search must have the value that the study
-// sets for all servers. The study must allow the point.
+// point makes a point of flags, given by name. If the study does not search a flag, the flag must have the value that
+// the study sets for all servers. The study must allow the point.
 func (r *Reader) point(flags map[string]string) (space.Point, error) {
 	p := space.Point{}
 	var errs []error
@@ -82,21 +82,21 @@ func (r *Reader) legal(p space.Point) space.Point {
 	return p
 }
 
-// same compares two values as texts or as numbers.
+// same reports whether two values are equal, as texts or as numbers.
 func same(a, b string) bool {
 	x, errX := strconv.ParseFloat(a, 64)
 	y, errY := strconv.ParseFloat(b, 64)
 	return a == b || strings.EqualFold(a, b) || errX == nil && errY == nil && x == y
 }
 
-// withSet adds the flags that the user set to the flags of a source, which win.
+// withSet adds the user's flags from --set to the flags of a source. If both have a flag, the value of the source wins.
 func (r *Reader) withSet(flags map[string]string) map[string]string {
 	all := maps.Collect(maps.All(r.Set)) // never nil
 	maps.Copy(all, flags)
 	return all
 }
 
-// known returns the words that are searched or fixed flags of the study.
+// known returns the words that are names of searched or fixed flags of the study, with their values.
 func (r *Reader) known(words map[string]string) map[string]string {
 	flags := map[string]string{}
 	for word, value := range words {
@@ -109,7 +109,7 @@ func (r *Reader) known(words map[string]string) map[string]string {
 	return flags
 }
 
-// inPath returns the searched flags in the names of a file and its folders, as in
+// inPath returns the searched flags that it finds in the names of a file and its folders, such as
 // max_num_seqs=128,gpu-memory-utilization=0.9/2qps.json.
 func (r *Reader) inPath(path string) map[string]string {
 	flags := map[string]string{}
@@ -126,7 +126,7 @@ func (r *Reader) inPath(path string) map[string]string {
 	return flags
 }
 
-// values returns a pattern for the values of a parameter.
+// values returns a regular expression for the values of a parameter.
 func values(p *space.Parameter) string {
 	switch p.Kind {
 	case space.Bool:
@@ -138,6 +138,6 @@ func values(p *space.Parameter) string {
 	for i, c := range p.Choices {
 		words[i] = regexp.QuoteMeta(c)
 	}
-	slices.SortFunc(words, func(a, b string) int { return len(b) - len(a) }) // prefer the longest match
+	slices.SortFunc(words, func(a, b string) int { return len(b) - len(a) }) // the expression matches the first word that fits, so the longest comes first
 	return strings.Join(words, "|")
 }

@@ -16,13 +16,13 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// Plausible requests per second. The minimum is one request in 11 days.
+// The range of plausible rates, in requests per second. The minimum is one request in 11 days.
 const (
 	minRate = 1e-6
 	maxRate = 1e6
 )
 
-// Plausible latencies in milliseconds: from a nanosecond to 11 days.
+// The range of plausible latencies, in milliseconds: from a nanosecond to 11 days.
 const (
 	minMS = 1e-6
 	maxMS = 1e9
@@ -31,19 +31,19 @@ const (
 // maxInFlight is more requests than any workload has at once.
 const maxInFlight = 1e7
 
-// maxLog limits the logarithm of the ratio of two rates or latencies: e^40 nanoseconds are seven years.
+// maxLog limits the logarithm of the ratio of two rates or latencies. e^40 is the ratio of seven years to a nanosecond.
 const maxLog = 40
 
-// A figure is a number of a result, with its plausible range.
+// A figure is one number of a result, with the range in which it is plausible.
 type figure struct {
 	what      string
 	value     float64
 	unit      string
 	low, high float64
-	optional  bool // 0 stands for none
+	optional  bool // the value 0 is allowed: it means that there is none
 }
 
-// problem says why a figure is implausible; "" if it is not. NaN is in no range.
+// problem says why a figure is implausible; "" if it is plausible. NaN is in no range.
 func (f figure) problem() string {
 	if f.value >= f.low && f.value <= f.high || f.optional && f.value == 0 {
 		return ""
@@ -60,8 +60,8 @@ var (
 	bounds   = []capacity.Bound{capacity.Exact, capacity.AtLeast, capacity.AtMost}
 )
 
-// implausible says why a result cannot have been measured, or cannot be stored; "" if it can. A trial that was not
-// measured needs no capacity.
+// implausible says why a result cannot have been measured, or cannot be stored; "" if nothing is wrong. A trial that
+// was not measured needs no capacity.
 func implausible(result trial.Result, probes []trial.Probe) string {
 	c := result.Capacity
 	isMeasured := result.Outcome == trial.Measured
@@ -118,7 +118,7 @@ func figuresOf(p trial.Probe) []figure {
 		for _, ms := range []float64{s.Mean, s.P50, s.P90, s.P95, s.P99, s.P999, s.Max} {
 			latency(what, ms)
 		}
-		// Equal latencies have a tiny standard deviation, from rounding.
+		// The range of this figure begins at 0, because equal latencies have a standard deviation near 0.
 		figures = append(figures, figure{name + ": " + what, s.Std, " ms", 0, maxMS, false})
 	}
 	for _, c := range p.Verdict.Checks {
@@ -134,7 +134,7 @@ func notAWord[T ~string](what string, is T, known []T) string {
 
 // brief shortens a number with very many digits, so that it can be printed. Files may contain anything.
 func brief(text string) string {
-	const maxDigits = 24 // more than any number needs
+	const maxDigits = 24 // more digits than any number needs
 	v, err := strconv.ParseFloat(text, 64)
 	if len(text) <= maxDigits || err != nil && !math.IsInf(v, 0) {
 		return text

@@ -25,28 +25,28 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Reader reads for one study.
+// A Reader reads results from elsewhere, for one study.
 type Reader struct {
-	Space *space.Space // Space.Defaults are the args of every server of the study
+	Space *space.Space // the searched flags; Space.Defaults are the args of every server of the study
 	SLO   slo.SLO
 	World map[string]string // world of the study; see studies.Study
 	ID    string            // ID of the study; "" if it has not begun
 
-	Set         map[string]string // searched flags of servers, for files that do not have them
-	Defaults    bool              // files without flags are of a server with none of the searched flags
-	AnyModel    bool              // take results of models with another name
+	Set         map[string]string // values of searched flags, for files that do not have them
+	Defaults    bool              // a file without flags is of a server with none of the searched flags
+	AnyModel    bool              // also take results of models with another name
 	OptunaStudy string            // name of the study in an Optuna file; "" if there is only one
 }
 
-// A Source is what was read under one name.
+// A Source is a set of results that was read under one name: a file, several files together, or one world of a study.
 type Source struct {
 	Name  string // name for the user
-	Path  string // path; for several files that were read together, a name for all of them
+	Path  string // path; if several files were read together, one name for all of them
 	World int    // as in studies.Source
 	Kind  Kind
 	Taken []studies.Trial
 	Left  []Left
-	Notes []string // notes on all taken trials
+	Notes []string // notes that hold for all taken trials
 }
 
 // A Kind names the program that wrote a source.
@@ -60,17 +60,17 @@ const (
 	tunerStudy Kind = "tuner"
 )
 
-// Left says what was left out, and why.
+// A Left names a result that was left out, and says why.
 type Left struct{ From, Why string }
 
 func (s *Source) leave(from, format string, args ...any) {
 	s.Left = append(s.Left, Left{from, oneLine(fmt.Sprintf(format, args...))})
 }
 
-// oneLine puts the errors that errors.Join joined on one line.
+// oneLine puts all lines of a text on one line, such as the errors of an errors.Join.
 func oneLine(text string) string { return strings.Join(strings.Split(text, "\n"), "; ") }
 
-// take adds a trial of a point, unless its result is implausible.
+// take adds a trial of a point to the taken ones. If its result is implausible, take leaves it out.
 func (s *Source) take(r *Reader, from string, point space.Point, result trial.Result, probes []trial.Probe) {
 	if why := implausible(result, probes); why != "" {
 		s.leave(from, "%s", why)
@@ -81,7 +81,7 @@ func (s *Source) take(r *Reader, from string, point space.Point, result trial.Re
 	})
 }
 
-const maxRows = 10 // number of trials, and of reasons to leave some out, that Text shows
+const maxRows = 10 // how many taken trials Text shows, and how many reasons why results were left out
 
 // Text lists the trials that were taken from the source, the best first, and says why others were left out.
 func (s *Source) Text() string {
@@ -97,7 +97,7 @@ func (s *Source) Text() string {
 	return t.String()
 }
 
-// reasons groups by reason what was left out.
+// reasons returns the left-out results, grouped by reason.
 func reasons(left []Left) (all []Left) {
 	for _, group := range lo.PartitionBy(left, func(l Left) string { return l.Why }) {
 		first := group[0]
@@ -112,9 +112,9 @@ func reasons(left []Left) (all []Left) {
 	return all
 }
 
-// Read reads all paths. It returns an error for a file that is malformed. Results that the study cannot use are left out,
-// with the reason in Source.Left. All results of vllm bench serve make one source, in which the runs of one point, at
-// several rates, are one trial.
+// Read reads all paths. It returns an error for a malformed file. Results that the study cannot use are left out, with
+// the reason in Source.Left. All results of vllm bench serve make one source. In it, all runs of one point, at several
+// rates, make one trial.
 func (r *Reader) Read(paths []string) ([]Source, error) {
 	var all []Source
 	var benches, names []string
@@ -160,7 +160,7 @@ func (r *Reader) Read(paths []string) ([]Source, error) {
 	return append(all, source), err
 }
 
-// once returns the paths without those that lead to the same file or folder as an earlier one.
+// once returns each path once. It leaves out a path that leads to the same file or folder as an earlier path.
 func once(paths []string) (all []string, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
@@ -187,7 +187,8 @@ func realPath(path string) (string, error) {
 }
 
 // together returns one name for several paths, such as "runs/1.json and 2 more #3f2a9c1b". An import replaces earlier
-// priors of the same name. So the name ends with a hash of all real paths, which is the same in any order and folder.
+// priors of the same name. So the name ends with a hash of all real paths, which depends neither on their order nor on
+// the current folder.
 func together(paths []string) (string, error) {
 	if len(paths) == 1 {
 		return paths[0], nil
@@ -205,7 +206,7 @@ func together(paths []string) (string, error) {
 	return fmt.Sprintf("%s and %d more #%x", filepath.Join(filepath.Base(dir), file), len(all)-1, sum[:4]), nil
 }
 
-// Names of files that show which program wrote a folder.
+// Names and endings of files, which show what program wrote a folder.
 const (
 	resultFile = "result.txt" // auto_tune.sh
 	jsonFile   = ".json"      // vllm bench serve
@@ -221,7 +222,7 @@ func identify(path string) (kind Kind, files []string, err error) {
 	case info.Mode().IsRegular():
 		return identifyFile(path)
 	case !info.IsDir():
-		_, err := foreign.Open(path) // its error says what the path is
+		_, err := foreign.Open(path) // returns an error that says what the path is
 		return "", nil, err
 	}
 	if _, err := os.Stat(filepath.Join(path, fence.SlotDir)); err == nil {
@@ -245,7 +246,7 @@ func identify(path string) (kind Kind, files []string, err error) {
 	switch {
 	case err != nil:
 		return "", nil, err
-	case len(results) > 0: // auto_tune.sh also writes JSON files, which are profiles
+	case len(results) > 0: // the JSON files of such a folder are profiles that auto_tune.sh wrote
 		return autoTune, results, nil
 	case len(benches) > 0:
 		return vllmBench, benches, nil

@@ -123,7 +123,7 @@ func TestAutoTune(t *testing.T) {
 		}
 	}
 
-	// result.txt does not have the utilization.
+	// Without the logs, the utilization is not known: result.txt does not have it.
 	alone := put(t, map[string]string{"result.txt": autoTuneResult})
 	s = readOne(t, reader(t), filepath.Join(alone, "result.txt"))
 	if got, _ := taken(alone, s); got[0] != "9.81 at least enable-prefix-caching=true max-num-seqs=128" || !strings.Contains(strings.Join(s.Notes, " "), "--set gpu-memory-utilization=0.95") {
@@ -143,7 +143,8 @@ func TestPointsAreWrittenAsTheSamplerWritesThem(t *testing.T) {
 	}
 }
 
-// result makes a result of vllm bench serve for 300 requests, without lists of them.
+// result returns a result of vllm bench serve for 300 requests, without data of single requests. ttft and tpot are in
+// ms.
 func result(rate any, ttft, tpot float64, more map[string]any) string {
 	fields := map[string]any{
 		"model_id": "my/model", "backend": "openai", "num_prompts": 300, "request_rate": rate, "burstiness": 1.0, "max_concurrency": nil,
@@ -162,7 +163,7 @@ func result(rate any, ttft, tpot float64, more map[string]any) string {
 	return string(text)
 }
 
-// Runs of one point at several rates make one trial, whichever files they are in.
+// All runs of one point, at several rates, make one trial, whichever files they are in.
 func TestBenchRunsAreJoined(t *testing.T) {
 	dir := put(t, map[string]string{
 		"a/1.json": result(1, 200, 40, map[string]any{"max_num_seqs": "128"}),
@@ -234,7 +235,7 @@ func TestUnusableBenchRuns(t *testing.T) {
 	}
 }
 
-// With the lists of --save-detailed, requests are judged one by one, as in a sweep.
+// If a file has the lists of --save-detailed, its requests are judged one by one, as in a sweep.
 func TestRealBenchRun(t *testing.T) {
 	r := reader(t)
 	r.Defaults, r.AnyModel = true, true
@@ -245,7 +246,7 @@ func TestRealBenchRun(t *testing.T) {
 	if !slices.Equal(got, []string{"4 at least "}) || s.Taken[0].Probes[0].Verdict.Checks[0].Each == "" {
 		t.Errorf("%q of %+v", got, s)
 	}
-	// More than one failed request in a hundred breaks the SLO.
+	// This file cannot be used: it has 12 requests, and 2 of them failed.
 	path = "../../bench/testdata/vllm-0.14.1.json"
 	if _, left := taken("", readOne(t, r, path)); len(left) != 1 {
 		t.Errorf("of 12 requests, 2 of them failed: %q", left)
@@ -262,7 +263,8 @@ func TestSeveralPathsAreOneSource(t *testing.T) {
 	}
 }
 
-// An import replaces the priors of the same name. So the same files always have the same name, and other files never do.
+// An import replaces the priors of the same name. So the same set of files must always get the same name, and any other
+// set another name.
 func TestEachSetOfFilesHasItsOwnName(t *testing.T) {
 	files := map[string]string{}
 	for _, name := range []string{"a/1.json", "a/2.json", "a/4.json", "b/1.json", "b/2.json", "x/a/1.json", "x/a/2.json"} {
@@ -303,7 +305,7 @@ func TestMalformedFiles(t *testing.T) {
 	}
 }
 
-// An implausible result is left out when it is read. The reason says where it was, and shortens long numbers.
+// An implausible result is left out when it is read. The reason says in which file it is, and shortens long numbers.
 func TestImplausibleResults(t *testing.T) {
 	many := strings.Repeat("9", 300)
 	dir := put(t, map[string]string{
@@ -399,7 +401,7 @@ func TestImplausibleFigures(t *testing.T) {
 	}
 }
 
-// A trial of an Optuna file is left out if an attribute has a value that the tuner does not write.
+// A trial of an Optuna file is left out if an attribute has a value that the tuner never writes.
 func TestOptunaFiguresArePlausible(t *testing.T) {
 	for _, c := range []struct{ name, add, want string }{
 		{"an unknown bound", `bound='"zzz"'`, `old.db, trial 0: its bound is "zzz"`},
@@ -417,7 +419,7 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 			t.Errorf("%s: taken %q, left %q; want %q", c.name, got, left, c.want)
 		}
 	}
-	// The user's own attributes may have the same names, and do not matter.
+	// The user's own attributes may have the same names as the tuner's. They are ignored.
 	path := exported(t, old(), addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES
 		(99, 'std_err', 'NaN'), (99, 'outcome', '"ok"'), (99, 'bound', '"upper"'), (99, 'in_flight', '-1'), (99, 'highest_rps', '1e308')`)
 	if got, left := taken("", readOne(t, reader(t), path)); !slices.Contains(got, "3.5 at least gpu-memory-utilization=0.95") {
@@ -425,7 +427,7 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 	}
 }
 
-// old is another study of the tuner.
+// old returns another study of the tuner, with trials of all outcomes.
 func old() studies.Study {
 	trials := []studies.Trial{
 		{Origin: studies.Default, Point: space.Point{}, Args: []string{"--max-num-seqs", "99"}, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{
@@ -503,7 +505,7 @@ func TestAnotherStudy(t *testing.T) {
 	}
 	s := readOne(t, reader(t), dir)
 	got, left := taken(dir, s)
-	// A flag that the old study fixed and this one searches is part of the point.
+	// If the old study fixed a flag and this study searches it, the flag is part of the point.
 	if want := []string{"2.1 exact max-num-seqs=99", "3 at least enable-prefix-caching=false gpu-memory-utilization=0.9", "0.5 at most gpu-memory-utilization=0.91",
 		"0  gpu-memory-utilization=0.98", "0  gpu-memory-utilization=0.92"}; s.Kind != tunerStudy || !slices.Equal(got, want) || len(left) != 3 {
 		t.Errorf("%s: taken %q, want %q; left %q", s.Kind, got, want, left)
@@ -518,7 +520,7 @@ func TestAnotherStudy(t *testing.T) {
 	}
 }
 
-// drifted is a study with two trials in its first world, one in the second, and none in the third.
+// drifted writes a study with two trials in its first world, one in the second, and none in the third.
 func drifted(t *testing.T) (dir string, study studies.Study) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "old")
@@ -555,8 +557,8 @@ func drifted(t *testing.T) (dir string, study studies.Study) {
 	return dir, study
 }
 
-// Each world of a study is a source, because the search compares all trials of a source. The same holds for a study in an
-// Optuna file.
+// Each world of a study becomes a source of its own, because the search compares all trials of a source. The same holds
+// for the worlds of a study in an Optuna file.
 func TestEachWorldIsASource(t *testing.T) {
 	dir, study := drifted(t)
 	file := filepath.Join(t.TempDir(), "old.db")
@@ -593,8 +595,8 @@ func TestEachWorldIsASource(t *testing.T) {
 	}
 }
 
-// An Optuna file that the tuner exported is compared with this study, as another study is. A file that Optuna made is
-// not, even if it has attributes of the same names.
+// An Optuna file that the tuner exported is treated like another study: its world is compared with the world of this
+// study. The world of a file that Optuna made is not known, even if the file has attributes of the same names.
 func TestAnExportedOptunaFile(t *testing.T) {
 	ours := old()
 	ours.ID, ours.World = "a1", map[string]string{"model": "my/model", "slo": "p99 TTFT <= 500 ms", "server args": "--max-model-len 2048"}
@@ -709,7 +711,8 @@ func finite(p trial.Probe) bool {
 	return err == nil && p.Rate >= 0
 }
 
-// A device has no end, and opening a pipe without a writer takes forever. Both are refused, also if a folder has them.
+// Read refuses devices and pipes, also inside a folder: a device has no end, and opening a pipe without a writer takes
+// forever.
 func TestOnlyRegularFilesAreRead(t *testing.T) {
 	dir := t.TempDir()
 	pipe := filepath.Join(dir, "bench", "pipe.json")

@@ -19,13 +19,13 @@ import (
 // A world is one of the worlds of another study.
 type world struct {
 	number int               // counted from 1
-	asked  map[string]string // value of studies.Study.World at that time; nil if that is not known
+	asked  map[string]string // what studies.Study.World was in this world; nil if that is not known
 	notes  []string          // notes on its trials
 	take   func(*Source)     // takes its trials
 }
 
-// sources returns each world as a source of its own, the newest first, because trials of two worlds cannot be compared.
-// It leaves out a world of another model.
+// sources returns a source for each world, the newest first, because trials of two worlds cannot be compared. From a
+// world of another model it takes no trials.
 func (r *Reader) sources(path string, kind Kind, worlds []world) (all []Source) {
 	for _, w := range slices.Backward(worlds) {
 		s := Source{Name: path, Path: path, Kind: kind}
@@ -64,7 +64,8 @@ func itself(path string) error {
 	return fmt.Errorf("%s is this study itself, or a copy of it; give another study", path)
 }
 
-// worldsOf returns the worlds of a study that have trials. If the study has only one world, it returns that.
+// worldsOf returns the worlds of a study that have trials. If the study has only one world, worldsOf returns it in any
+// case.
 func (r *Reader) worldsOf(study studies.Study) (all []world) {
 	worlds, asked := study.Worlds(), study.Asked()
 	next := 0 // number of the first trial of the next world
@@ -104,7 +105,8 @@ func otherModel(is, want string) string {
 	return fmt.Sprintf("its model is %s, but this study's is %s; if they are the same, give --any-model", is, want)
 }
 
-// compare adds a note for each fact that differs between a world of another study and this study, if they are known.
+// compare adds a note for each fact that differs between a world of another study and this study. If the facts of that
+// world are not known, it adds none.
 func (r *Reader) compare(s *Source, asked map[string]string) {
 	if asked == nil {
 		return
@@ -116,8 +118,8 @@ func (r *Reader) compare(s *Source, asked map[string]string) {
 	}
 }
 
-// flagsOf returns the flags of a trial of another study: all flags that the other study searched, and its fixed flags
-// that this study searches.
+// flagsOf returns the flags of a trial of another study: all flags that the other study searched, and those of its
+// fixed flags that this study searches.
 func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	flags := map[string]string{}
 	for name, value := range space.FlagValues(t.Args) {
@@ -154,7 +156,7 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	best := newestWorld(study.Trials)
 	of := map[int][]*optuna.Trial{} // trials by world
 	for _, t := range trials {
-		number := best // trials that Optuna has added belong to the world that it compares
+		number := best // a trial that Optuna added has no world; it belongs to the newest one, which Optuna compares
 		attribute(t.User, "world", &number)
 		of[number] = append(of[number], t)
 	}
@@ -178,8 +180,8 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	return r.sources(path, optunaFile, worlds), nil
 }
 
-// askedIn returns what the tuner's study asked for in a world, counted from 1; nil if the file does not say. A file without
-// a list of worlds has only the present one.
+// askedIn returns studies.Study.World as it was in a world, counted from 1; nil if the file does not say. A file
+// without a list of worlds has only the current one.
 func askedIn(study *optuna.Study, number int) (present map[string]string) {
 	var worlds []map[string]string
 	attribute(study.User, "world", &present)
@@ -190,7 +192,7 @@ func askedIn(study *optuna.Study, number int) (present map[string]string) {
 	return present
 }
 
-// byUs reports whether the tuner's export wrote a trial. Optuna may have added others since.
+// byUs reports whether the tuner's export wrote a trial. Optuna may have added other trials since.
 func byUs(t *optuna.Trial) bool { return t.User["origin"] != nil && t.User["world"] != nil }
 
 // newestWorld returns the newest world with a COMPLETE trial.
@@ -234,7 +236,7 @@ func (r *Reader) takeOptuna(s *Source, trials []*optuna.Trial) {
 	}
 }
 
-// chosen returns the study to read.
+// chosen returns the study that the user named, or the only one in the file.
 func (r *Reader) chosen(path string, all []*optuna.Study) (*optuna.Study, error) {
 	var names []string
 	for _, study := range all {
@@ -252,9 +254,10 @@ func (r *Reader) chosen(path string, all []*optuna.Study) (*optuna.Study, error)
 	return nil, fmt.Errorf("%s: it holds no study %q; %s", path, r.OptunaStudy, space.DidYouMean(r.OptunaStudy, names))
 }
 
-// resultOf returns the result of an Optuna trial, or why it has none. A trial that the tuner exported has more attributes.
+// resultOf returns the result of an Optuna trial, or why it has none. If the tuner exported the trial, attributes have
+// more of the result.
 func resultOf(t optuna.Trial) (result trial.Result, why string) {
-	if !byUs(&t) { // the user's own attributes may have the same names
+	if !byUs(&t) { // attributes of the same names are then the user's own
 		t.User = nil
 	}
 	attribute(t.User, "outcome", &result.Outcome)
@@ -292,8 +295,8 @@ func resultOf(t optuna.Trial) (result trial.Result, why string) {
 	return result, ""
 }
 
-// figures reads the figures of a capacity. If one of them is not a number, such as Python's NaN, it returns that as the
-// reason to leave out the trial.
+// figures reads the figures of a capacity from attributes. If one of them is not a number, such as Python's NaN, it
+// returns the reason to leave out the trial.
 func figures(t optuna.Trial, c *capacity.Capacity) (why string) {
 	for _, f := range []struct {
 		key string

@@ -15,7 +15,8 @@ import (
 )
 
 // BestShell writes the winning args in one line, quoted for a POSIX shell. A shell does not interpret quotes in the
-// output of a command, so JSON values need eval: eval "vllm serve MODEL $(tuner best --shell STUDY)".
+// output of a command. So args with quotes, such as JSON values, need eval: eval "vllm serve MODEL $(tuner best --shell
+// STUDY)".
 func BestShell(w io.Writer, study studies.Study) error {
 	best, ok := Best(study)
 	if !ok {
@@ -27,8 +28,8 @@ func BestShell(w io.Writer, study studies.Study) error {
 	return l.Flush(w)
 }
 
-// BestYAML writes the winning args as YAML, to append to the args of a container in a Deployment. Comments hold the
-// evidence.
+// BestYAML writes the winning args as YAML, to append to the args of a container in a Deployment. YAML comments hold
+// the evidence.
 func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	best, ok := Best(study)
 	if !ok {
@@ -61,7 +62,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	return l.Flush(w)
 }
 
-// flagLines joins each flag with its value, quoted for a shell.
+// flagLines returns a line for each flag with its values, quoted for a shell.
 func flagLines(args []string) []string {
 	var all []string
 	for _, arg := range args {

@@ -65,7 +65,7 @@ func checkYAML(t *testing.T, word string) {
 		if !strings.ContainsFunc(word, unprintable) {
 			t.Errorf("%q: %v", word, err)
 		}
-		return // refusing the arg is safe
+		return // BestYAML refuses an arg that cannot be printed; that is safe
 	}
 	var got struct{ Args []string }
 	if err := yamlutil.Unmarshal(text.Bytes(), &got); err != nil {

@@ -23,7 +23,7 @@ import (
 // ErrNothingMet is returned by BestShell and BestYAML when no trial has met the SLO.
 var ErrNothingMet = errors.New("no trial has met the SLO")
 
-// Unmet says why a study has no winner. Before the first trial is finished, no limit has been broken.
+// Unmet says why a study has no winner: no trial has met the SLO, or none is finished yet.
 func Unmet(study studies.Study) string {
 	if slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State == studies.Done }) {
 		return ErrNothingMet.Error()
@@ -31,8 +31,8 @@ func Unmet(study studies.Study) string {
 	return "no trial is finished yet"
 }
 
-// BestText writes one sentence on what to do, the winning args with one flag a line, and the evidence. When nothing met
-// the SLO, it says why and what can be done, and returns no error.
+// BestText writes one sentence on what to do, the winning args with each flag on its own line, and the evidence. If no
+// trial met the SLO, it says why and what can be done, and returns no error.
 func BestText(w io.Writer, study studies.Study, o Options) error {
 	l := lines{render.Text{Width: o.Width}}
 	s := Summarize(study, o)
@@ -41,7 +41,7 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 		l.cached(study, best.Trial)
 		l.outdated(study, best)
 	} else {
-		for _, remedy := range l.nothingMet(study) { // the note of a failed study ends with the same remedy
+		for _, remedy := range l.nothingMet(study) { // a failed study's note ends with the same remedy, which must not be printed twice
 			study.Note = strings.TrimSuffix(study.Note, "; "+remedy)
 		}
 	}
@@ -77,7 +77,7 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	}
 	advice, advised := o.advice(t)
 	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass && p.Verdict.ClientLimited == "" }
-	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // if the advice is at c.Low, it shows these readings already
+	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // an advice for the rate c.Low shows these readings already
 		l.Item("", "at %s req/s: %s", render.Number(c.Low), trial.ReadingsText(trial.Readings(t.Probes[i].Verdict)))
 	}
 	if advised {
@@ -97,8 +97,8 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	l.Item("trial", "%d (%s)", t.Number, t.Origin)
 }
 
-// cached says whether the prefix cache was emptied before each probe, and the hit rate at the highest rate that passed.
-// It adds nothing when the study does not say how it treats the cache.
+// cached says whether the prefix cache was emptied before each probe, and which hit rate it had at the highest rate
+// that passed. It adds nothing if the study does not say how it treats the cache.
 func (l *lines) cached(study studies.Study, t studies.Trial) {
 	text := "carried from probe to probe"
 	switch cacheProtocol(study, t) {
@@ -125,14 +125,14 @@ func (l *lines) cached(study studies.Study, t studies.Trial) {
 	l.Item("cache", "%s", text)
 }
 
-// cacheProtocol returns how a trial treated the prefix cache. Results of older tuners lack it, but the world of their
-// study has it in words, such as "protocol reset, prime rate 0 req/s".
+// cacheProtocol returns how a trial treated the prefix cache. Results of older tuners do not say this. Then the world
+// of their study says it in words, such as "protocol reset, prime rate 0 req/s".
 func cacheProtocol(study studies.Study, t studies.Trial) trial.Protocol {
 	words, _, _ := strings.Cut(study.World["cache"], ",")
 	return cmp.Or(t.Result.Cache, trial.Protocol(strings.TrimPrefix(words, "protocol ")))
 }
 
-// restored adds a note for each time the study was restored from a snapshot, with how much was lost.
+// restored adds a note for each time the study was restored from a snapshot. The note says how much was lost.
 func (l *lines) restored(study studies.Study) {
 	for _, e := range study.Events {
 		if e.Kind == studies.Restored {
@@ -141,8 +141,8 @@ func (l *lines) restored(study studies.Study) {
 	}
 }
 
-// Outdated returns the notes on accepted changes of the world: one for each change since the best trial was measured,
-// and one if older trials are not compared with it.
+// Outdated returns the notes on accepted changes of the world. There is one for each change since the best trial was
+// measured, and one if older trials are not compared with the best trial.
 func Outdated(study studies.Study, best Winner) (lines []string) {
 	for _, change := range changedSince(study, best) {
 		lines = append(lines, fmt.Sprintf("trial %d was measured before an accepted change, and has not been measured again: %s", best.Trial.Number, change))
@@ -187,7 +187,7 @@ func notes(t studies.Trial) []string {
 }
 
 // nothingMet says why there is no winner: which trial came nearest, and why servers failed. It returns the remedies
-// that it printed for these servers.
+// that it printed.
 func (l *lines) nothingMet(study studies.Study) (remedies []string) {
 	l.Line("%s", Unmet(study))
 	l.Line("")
@@ -213,13 +213,13 @@ func (l *lines) nothingMet(study studies.Study) (remedies []string) {
 	return remedies
 }
 
-// evidence is the line of the log that shows why a server failed.
+// evidence returns the line of the log that shows why a server failed.
 func evidence(t studies.Trial) string {
 	return cmp.Or(message(t.Result.Evidence), "no line of the log shows why")
 }
 
-// nearest returns the failed probe with the most headroom; of equal probes, the one at the lowest rate. A fail counts
-// only if the load generator was in time.
+// nearest returns the failed probe with the most headroom, and its trial. Among equal probes, it returns the one at the
+// lowest rate. A probe with a late load generator does not count.
 func nearest(study studies.Study) (of studies.Trial, probe trial.Probe, found bool) {
 	for _, t := range study.Trials {
 		if !measured(t) {
@@ -235,7 +235,7 @@ func nearest(study studies.Study) (of studies.Trial, probe trial.Probe, found bo
 	return of, probe, found
 }
 
-// A bestDocument is BestJSON's output.
+// A bestDocument is what BestJSON writes.
 type bestDocument struct {
 	Study    string        `json:"study"`
 	ID       string        `json:"id"`
@@ -276,12 +276,12 @@ type bestTrial struct {
 	Probes    []probeItem       `json:"probes"` // in the order in which they were run
 }
 
-// advice returns the rate to send to a server with the trial's flags.
+// advice returns the request rate that a server with the trial's flags should get; false if no rate can be advised.
 func (o Options) advice(t studies.Trial) (trial.Advice, bool) {
 	return trial.Advise(t.Result.Capacity, cmp.Or(o.Margin, trial.DefaultMargin), t.Probes)
 }
 
-// BestJSON writes the winner with its evidence as one JSON object. When nothing met the SLO, met is false.
+// BestJSON writes the winner with its evidence as one JSON object. If no trial met the SLO, met is false.
 func BestJSON(w io.Writer, study studies.Study, o Options) error {
 	return writeJSON(w, bestOf(study, o))
 }

@@ -19,8 +19,9 @@ type gain struct {
 	Ratio  float64        `json:"ratio"`         // best / reference - 1, as measured or a lower bound; 0 when it is not known
 	Bound  capacity.Bound `json:"bound"`         // bound of the ratio; exact means as measured, "" means not known
 
-	// Comparison says how sure the gain is; nil when that is not known. Its ratio is best / reference. It is corrected for
-	// choosing the best of Among trials: the luckiest of that many equal trials looks as good in 1 - p_better of all studies.
+	// Comparison says how sure the gain is; nil when that is not known. Its ratio is best / reference. It is corrected,
+	// because the best was chosen from Among trials. If these were all equally good, chance would give such a gain in 1
+	// - p_better of all studies.
 	Comparison      *capacity.Comparison `json:"comparison,omitempty"`
 	Among           int                  `json:"among,omitempty"` // measured trials, without the reference
 	Distinguishable bool                 `json:"distinguishable"` // the comparison finds the best trial better
@@ -28,9 +29,12 @@ type gain struct {
 	reference capacity.Capacity
 }
 
-// gainOf compares the best of among measured trials with the reference: the default, else the current args, else the
-// first measured trial. It returns nil while the default is still to be measured. All trials are of one world. The
-// default need not be the first of them, because a change of the server is noticed only when a later trial runs.
+// gainOf compares the best trial with the reference. The reference is the default if that was measured, or else the
+// current args, or else the first measured trial. among is the number of measured trials. gainOf returns nil while the
+// default is still to be measured.
+//
+// All trials are of one world. The default need not be the first of them, because a change of the server is noticed
+// only when a later trial runs.
 func gainOf(best studies.Trial, trials []studies.Trial, among int) *gain {
 	first := slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Origin == studies.Default })
 	i := cmp.Or(1+lastMeasured(trials, studies.Default), 1+lastMeasured(trials, studies.Current), 1+slices.IndexFunc(trials, measured)) - 1
@@ -55,7 +59,7 @@ func gainOf(best studies.Trial, trials []studies.Trial, among int) *gain {
 	return g
 }
 
-// lastMeasured returns the index of the newest measured trial of an origin, or -1. It prefers trials in which the load
+// lastMeasured returns the index of the newest measured trial of an origin, or -1. It prefers trials whose load
 // generator was in time.
 func lastMeasured(trials []studies.Trial, origin studies.Origin) int {
 	of := -1
@@ -68,9 +72,9 @@ func lastMeasured(trials []studies.Trial, origin studies.Origin) int {
 	return of
 }
 
-// ratio returns best/reference - 1, and whether it is as measured or a lower bound; 0 and "" when it is not known. It is
-// not known if the reference is itself a bound. A best that is a lower bound is compared with the upper end of the
-// reference's interval, because a single verdict may be chance.
+// ratio returns best/reference - 1, and whether it is as measured or a lower bound. If the ratio is not known, it
+// returns 0 and "". That is so if the reference is itself a bound. If the best is a lower bound, it is compared with
+// the upper end of the reference's interval, because a single verdict may be chance.
 func ratio(best, reference capacity.Capacity) (float64, capacity.Bound) {
 	if reference.Bound != capacity.Exact {
 		return 0, ""
@@ -123,7 +127,7 @@ func headline(b Winner, state studies.State) string {
 	return fmt.Sprintf("These are the best flags known; it is not known whether they beat %s.", over)
 }
 
-// whose names the flags of an origin.
+// whose returns a name for the flags of an origin, such as "the current args".
 func whose(o studies.Origin) string {
 	switch o {
 	case studies.Default:
@@ -171,7 +175,7 @@ func trustText(b Winner) string {
 		equal = fmt.Sprintf("the best of %d equally good trials", g.Among)
 	}
 	switch {
-	case !g.Distinguishable: // a probability below 50 %, corrected for the choice, does not mean that the best is likely worse
+	case !g.Distinguishable: // the corrected probability may be below 50 %; this does not mean that the best is likely worse
 		return text + fmt.Sprintf("not distinguishable from %s: chance gives %s such a gain in %.0f of 100 studies", whose(g.Origin), equal, 100*(1-c.Better))
 	case g.Among > 1:
 		return text + fmt.Sprintf("%s likely better; both corrected for choosing the best of %d", probability(c.Better), g.Among)
@@ -179,7 +183,7 @@ func trustText(b Winner) string {
 	return text + probability(c.Better) + " likely better"
 }
 
-// unsureText says why the two capacities do not give a gain, or not one with an interval.
+// unsureText says why the two capacities do not give a gain, or give one without an interval.
 func unsureText(b Winner) string {
 	best, reference := b.Trial.Result.Capacity, b.Gain.reference
 	whose := fmt.Sprintf("trial %d", b.Gain.Trial)

@@ -14,7 +14,8 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A List is what is known of each study in a root directory. NewEntry and Entry.Error fill it.
+// A List describes the studies in a root directory. NewEntry makes the entry of a study. A study that cannot be read
+// has an Entry with an Error.
 type List struct {
 	Root    string  `json:"root"`
 	Studies []Entry `json:"studies"`
@@ -40,7 +41,7 @@ type Entry struct {
 	Behind    string         `json:"behind,omitempty"`     // why this is older than the newest snapshot
 	Error     string         `json:"error,omitempty"`      // why the study cannot be read; all but Name and Link is then unknown
 
-	state string // replaces a State that is in doubt
+	state string // shown instead of a State that is in doubt
 }
 
 // NewEntry summarizes a study.
@@ -60,12 +61,13 @@ func NewEntry(name string, study studies.Study, o Options) Entry {
 	return e
 }
 
-// Sort orders the studies by when they were stored, the newest first.
+// Sort orders the studies by the time of their last commit, the newest first.
 func (l *List) Sort() {
 	slices.SortStableFunc(l.Studies, func(a, b Entry) int { return b.Updated.Compare(a.Updated) })
 }
 
-// Text returns a table, with remarks below the row of each study. It never clips a name, because users type names.
+// Text returns a table, with remarks below the row of each study. It never shortens a study's name, because users must
+// be able to type it.
 func (l *List) Text(width int) string {
 	if len(l.Studies) == 0 {
 		return fmt.Sprintf("no study in %s; `tuner run study.yaml` begins one\n", cmp.Or(l.Root, "."))
@@ -92,7 +94,7 @@ func (l *List) Text(width int) string {
 	return t.String()
 }
 
-// cells returns the row of a study.
+// cells returns the cells of the study's row.
 func (e *Entry) cells() []string {
 	if e.Error != "" {
 		return []string{e.Name, "unreadable", "-", "-", "-", "-"}
@@ -111,7 +113,7 @@ func (e *Entry) cells() []string {
 	return []string{e.Name, cmp.Or(e.state, string(e.State)), done, best, render.Span(seconds(e.GPU)), render.Span(age) + " ago"}
 }
 
-// remarks returns the lines below the row of a study.
+// remarks returns the lines below the study's row.
 func (e *Entry) remarks() []string {
 	if e.Error != "" {
 		return []string{"cannot be read: " + e.Error}

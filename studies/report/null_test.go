@@ -27,8 +27,8 @@ type world struct {
 	carries []float64 // true capacity in requests per second, by trial number
 }
 
-// truths draws the true capacities of n servers. They are all equal; or equal to the default or worse; or spread around
-// the default; or all equal with a worse default.
+// truths draws the true capacities of n servers. The first one is the default. There are four kinds: all are equal;
+// some are worse than the default; all are spread around the default; only the default is worse.
 func truths(rng *rand.Rand, n int) (name string, carries []float64) {
 	kind := rng.IntN(4)
 	for i := range n {
@@ -47,7 +47,8 @@ func truths(rng *rand.Rand, n int) (name string, carries []float64) {
 	return []string{"identical", "twins and losers", "spread", "poor default"}[kind], carries
 }
 
-// byEstimate makes a study whose capacities have intervals. Their errors may be correlated, as with shared requests.
+// byEstimate makes a study whose capacities have intervals. Their errors may be correlated, as if all trials had the
+// same requests.
 func byEstimate(rng *rand.Rand) world {
 	n := []int{1, 2, 3, 8, 30}[rng.IntN(5)]
 	name, carries := truths(rng, n)
@@ -81,7 +82,7 @@ func byEstimate(rng *rand.Rand) world {
 		found.Low, found.High = found.Rate*0.97, found.Rate*1.04
 		found.Lowest, found.Highest = found.Rate*math.Exp(-1.96*se), found.Rate*math.Exp(1.96*se)
 		found.Steps = []capacity.Step{{Rate: found.Low, Outcome: capacity.Outcome{Pass: true}}, {Rate: found.High}}
-		if found.Rate > maxRate { // the highest rate passes
+		if found.Rate > maxRate { // the search ends at the highest rate, which passes
 			found = capacity.Capacity{Rate: maxRate, Low: maxRate, Bound: capacity.AtLeast, Binding: found.Binding, Steps: []capacity.Step{{Rate: maxRate, Outcome: capacity.Outcome{Pass: true}}}}
 		}
 		trials = append(trials, numbered(i, studies.Trial{Result: trial.Result{Outcome: trial.Measured, Capacity: found}}))
@@ -163,7 +164,8 @@ func resultOf(found capacity.Capacity, err error) trial.Result {
 	return trial.Result{Outcome: trial.Measured, Capacity: found}
 }
 
-// A judge counts the claims of reports, and the false ones. It knows the truth and the verdicts, not how reports are made.
+// A judge counts the claims in reports, and how many of them are false. It knows the true capacities and the verdicts,
+// but not how reports are made.
 type judge struct {
 	claims, false map[string]int
 	examples      map[string]string
@@ -202,7 +204,7 @@ func parseNumber(t *testing.T, word string) float64 {
 	return f
 }
 
-// report judges all reports on a study.
+// report judges all reports about a study.
 func (j *judge) report(t *testing.T, w world) {
 	t.Helper()
 	best := written(t, BestText, w.study, Options{})
@@ -250,7 +252,7 @@ func (j *judge) report(t *testing.T, w world) {
 	j.table(t, w, status, chosen)
 }
 
-// itemsOf returns the items of a report by name, unwrapped.
+// itemsOf returns the items of a report by name, each on one line.
 func itemsOf(text string) map[string]string {
 	items, name := map[string]string{}, ""
 	for line := range strings.Lines(text) {
@@ -266,7 +268,7 @@ func itemsOf(text string) map[string]string {
 	return items
 }
 
-// exactly reports whether the capacity of a trial lies between a pass and a fail.
+// exactly reports whether the capacity of a trial lies between a rate that passed and one that failed.
 func exactly(t studies.Trial) bool { return t.Result.Capacity.Bound == capacity.Exact }
 
 // bounded reports whether the verdicts support a lower bound of the gain of best over reference.
@@ -277,7 +279,7 @@ func bounded(best, reference studies.Trial, gain float64) bool {
 			passed = max(passed, s.Rate)
 		}
 	}
-	if !exactly(reference) || failed == 0 { // a bracket without an interval is only two verdicts
+	if !exactly(reference) || failed == 0 { // without an interval there are only two verdicts, which may be chance
 		return false
 	}
 	for _, s := range reference.Result.Capacity.Steps {
@@ -288,7 +290,7 @@ func bounded(best, reference studies.Trial, gain float64) bool {
 	return passed/failed-1 >= gain-0.005
 }
 
-// counts judges the line that counts the trials.
+// counts judges the line that says how many trials ended in which way.
 func (j *judge) counts(t *testing.T, w world, text string) {
 	if m := unmetRule.FindStringSubmatch(text); m != nil {
 		n := 0
@@ -320,7 +322,7 @@ func (j *judge) capacity(t *testing.T, w world, text string, chosen studies.Tria
 	}
 }
 
-// gain judges the figure of a gain.
+// gain judges the gain that a report states.
 func (j *judge) gain(t *testing.T, w world, text string, chosen studies.Trial, carries float64) {
 	m := overRule.FindStringSubmatch(text)
 	if m == nil {
@@ -341,7 +343,7 @@ func (j *judge) gain(t *testing.T, w world, text string, chosen studies.Trial, c
 	}
 }
 
-// trust judges an interval, a probability, and the word distinguishable.
+// trust judges what a report says about a gain: its interval, its probability, and the word distinguishable.
 func (j *judge) trust(t *testing.T, w world, text string, is, than studies.Trial, carries, others float64) {
 	truth := carries/others - 1
 	m := intervalRule.FindStringSubmatch(text)
@@ -358,7 +360,7 @@ func (j *judge) trust(t *testing.T, w world, text string, is, than studies.Trial
 	} else {
 		t.Fatalf("%s: no probability in %q", w.kind, text)
 	}
-	if truth <= 0 { // the best is no better: how often does the report say that it is?
+	if truth <= 0 { // in truth the best is not better: how often does the report say that it is?
 		j.claim("no better, and under 90 % likely so", sure < 90, w, text)
 		j.claim("no better, and not distinguishable", strings.Contains(text, "not distinguishable"), w, text)
 	}
@@ -382,7 +384,8 @@ func (j *judge) table(t *testing.T, w world, text string, best studies.Trial) {
 }
 
 // Every printed gain, interval, probability and advised rate is compared with the truth in 1,000 simulated studies. A
-// claim that follows from verdicts is never false. A claim with a nominal error is false at most that often.
+// claim that follows from verdicts must never be false. A claim with a stated error probability may be false at most
+// that often.
 func TestNoSentenceIsFalse(t *testing.T) {
 	j := &judge{map[string]int{}, map[string]int{}, map[string]string{}}
 	for seed := range uint64(1000) {
@@ -393,7 +396,7 @@ func TestNoSentenceIsFalse(t *testing.T) {
 		}
 		j.report(t, w)
 	}
-	nominal := map[string]float64{ // share of claims that may be false; no other claim may be
+	nominal := map[string]float64{ // the share of claims of a kind that may be false; other kinds must have no false claim
 		"an interval of a gain holds the truth":        0.05,
 		"no better, and not distinguishable":           0.025,
 		"no better, and no gain in the first sentence": 0.025,

@@ -34,7 +34,7 @@ func priorSources(study studies.Study) (all []priorSource) {
 		for _, t := range study.Trials {
 			if s.Best > 0 && measured(t) && t.Point.String() == point {
 				s.Trial = new(t.Number)
-				if t.Met() { // else it has no capacity
+				if t.Met() { // a trial that did not meet the SLO has no capacity
 					s.Here = t.Result.Capacity.Rate
 				}
 			}

@@ -13,14 +13,14 @@ import (
 	"vllmtuner/trial"
 )
 
-// Options are what a report needs to know beside the study.
+// Options are the facts that a report needs and the study does not have.
 type Options struct {
 	Planned int       // number of trials that the study may run; 0 means unknown
-	Now     time.Time // gives ages and the remaining time; the zero time leaves them out
+	Now     time.Time // the current time, for ages and the remaining time; the zero time leaves them out
 	Rows    int       // number of trials in the status table; 0 means 10. The best trial is always shown
 	Sort    Order     // order of the status table; "" means Newest
 	Width   int       // columns of the terminal; 0 means 80
-	Margin  float64   // margin of the advised rate; 0 means trial.DefaultMargin
+	Margin  float64   // factor from the capacity to the advised rate, see trial.Advise; 0 means trial.DefaultMargin
 }
 
 // An Order is an order of the rows of the status table.
@@ -39,14 +39,15 @@ var Orders = []Order{Newest, oldest, fastest}
 // A Winner is the best trial so far.
 type Winner struct {
 	Trial studies.Trial
-	Gain  *gain // over the reference; nil when no reference has been measured
-	Among int   // number of measured trials, with the best one
+	Gain  *gain // gain over the reference; nil when no reference has been measured
+	Among int   // number of measured trials, including the best one
 
-	same []studies.Trial // all trials that were measured in the same world
+	same []studies.Trial // all trials of the best trial's world
 }
 
-// Whole returns which trials a report with this number of rows needs in full. They are the running and the newest trials, the
-// best one and its reference. If none met the SLO, they include the trial that came nearest.
+// Whole returns a function for studies.ReadSummary. It selects the trials that a report with this number of rows needs
+// in full: the running and the newest trials, the best one and its reference. If no trial met the SLO, it also selects
+// the trial that came nearest.
 func Whole(rows int) func(studies.Study) []int {
 	if rows == 0 {
 		rows = defaultRows
@@ -67,16 +68,18 @@ func Whole(rows int) func(studies.Study) []int {
 	}
 }
 
-// Best returns the finished trial with the highest capacity. It reports false when no trial has met the SLO. A capacity
-// that was found with a late load generator counts only if there is no other. Of equal capacities the one with the
-// higher rate that passed wins, then the one with fewer args, which is nearer to the default, then the older one. The
-// interval of the winner is corrected for choosing the best. Trials from before a change of the world count only if no
-// trial has met the SLO since.
+// Best returns the finished trial with the highest capacity. It reports false if no trial has met the SLO. A capacity
+// that was found with a late load generator counts only if there is no other. If capacities are equal, the trial with
+// the higher rate that passed wins. Then fewer args win, because they are nearer to the default, and then the older
+// trial.
+//
+// The winner's interval is corrected, because the trial was chosen as the best of several. Trials from before a change
+// of the world count only if no trial has met the SLO since.
 func Best(study studies.Study) (Winner, bool) {
 	return bestIn(study.Worlds()[study.Deciding()-1])
 }
 
-// bestIn is Best for the trials of one world.
+// bestIn does what Best does, for the trials of one world.
 func bestIn(trials []studies.Trial) (Winner, bool) {
 	var best *studies.Trial
 	among := 0
@@ -98,7 +101,7 @@ func bestIn(trials []studies.Trial) (Winner, bool) {
 	return b, true
 }
 
-// compare is positive if a is better than b.
+// compare returns a positive number if a is better than b.
 func compare(a, b *studies.Trial) int {
 	x, y := &a.Result.Capacity, &b.Result.Capacity
 	return cmp.Or(cmp.Compare(x.Carried(), y.Carried()), cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
@@ -161,8 +164,8 @@ func Summarize(study studies.Study, o Options) Summary {
 	return s
 }
 
-// left estimates the time until the last planned trial has ended. It reports false when no estimate is possible. It goes
-// by the median trial, so a trial that was interrupted overnight does not distort it.
+// left estimates the time until the last planned trial has ended. It reports false if no estimate is possible. It uses
+// the median trial, because a trial that was interrupted overnight would distort the mean.
 func left(study studies.Study, o Options) (time.Duration, bool) {
 	if study.State != studies.Running || study.Unseen != "" || study.Life.Doubtful() || o.Planned == 0 || o.Now.IsZero() {
 		return 0, false
@@ -183,7 +186,7 @@ func left(study studies.Study, o Options) (time.Duration, bool) {
 	slices.Sort(lasted)
 	median := lasted[len(lasted)/2]
 	rest := median*time.Duration(todo) - min(running, median)
-	return rest, rest >= time.Second // no time is left if the last trial takes longer than the median
+	return rest, rest >= time.Second // if the last trial takes longer than the median, there is no estimate
 }
 
 // classNames returns the classes, the most frequent first.

@@ -45,7 +45,7 @@ func of(state studies.State, note string, trials ...studies.Trial) studies.Study
 	}
 }
 
-// probe makes a probe with a p99 TPOT in ms. The limit is 60 ms.
+// probe makes a probe whose p99 TPOT is tpot, in ms. The limit is 60 ms.
 func probe(seq int, rate, tpot float64) trial.Probe {
 	v := slo.Verdict{
 		Pass: tpot <= 60, Binding: "p99 TPOT", Headroom: math.Log(60 / tpot), Reason: fmt.Sprintf("p99 TPOT %.1f of 60 ms", tpot),
@@ -74,7 +74,7 @@ func sure(rate, stdErr float64) studies.Trial {
 	return t
 }
 
-// doubted adds a probe that contradicts the capacity.
+// doubted gives a trial's capacity a Doubt: one probe contradicts the capacity.
 func doubted(t studies.Trial) studies.Trial {
 	t.Result.Capacity.Doubt = "one probe, at 3.1 req/s, contradicts this; it may be chance"
 	return t
@@ -112,7 +112,8 @@ func failed(outcome trial.Outcome, class serverctl.Class, evidence string) studi
 	}}
 }
 
-// with sets the origin and args of a trial, and a point of the args, which are flags and values in turn.
+// with sets the origin, args and point of a trial. args are flags and their values in turn, and the point has the same
+// flags.
 func with(t studies.Trial, origin studies.Origin, args ...string) studies.Trial {
 	t.Origin, t.Args, t.Point = origin, args, space.Point{}
 	for i := 0; i+1 < len(args); i += 2 {
@@ -121,7 +122,8 @@ func with(t studies.Trial, origin studies.Origin, args ...string) studies.Trial 
 	return t
 }
 
-// withPriors adds priors: the name of each source, followed by its trials.
+// withPriors adds priors to a study. words are the name of a source, then its trials, then the name of the next source,
+// and so on.
 func withPriors(study studies.Study, words ...any) studies.Study {
 	source := ""
 	for _, word := range words {
@@ -275,7 +277,7 @@ func TestReports(t *testing.T) {
 	}
 }
 
-// Other limits or rates do not help a server that answers with errors.
+// If a server answers with errors, the report does not advise other limits or rates, because they would not help.
 func TestNoLimitIsAdvisedWhereRequestsFail(t *testing.T) {
 	for failed, want := range map[int]bool{0: true, 3: false} {
 		unmet := atMost(0.5, 90)
@@ -289,7 +291,7 @@ func TestNoLimitIsAdvisedWhereRequestsFail(t *testing.T) {
 	}
 }
 
-// The remedy belongs to the cause of the failure. A cause without a remedy gets none.
+// The report prints the remedy for the cause of a failure. For a cause without a remedy it prints none.
 func TestEachFailureHasItsRemedy(t *testing.T) {
 	for cause, want := range map[serverctl.Cause]string{
 		serverctl.HostOOM: "try       " + serverctl.Remedy(serverctl.Infrastructure, serverctl.HostOOM), serverctl.Segfault: "",
@@ -349,7 +351,7 @@ func TestStatusFitsATerminal(t *testing.T) {
 	}
 }
 
-// Only flags and the lines of a server's log may be wider than a terminal.
+// Only flags and lines of a server's log may be wider than the terminal.
 func TestBestFitsATerminal(t *testing.T) {
 	oom := with512(failed(trial.Infeasible, serverctl.OOMStart, strings.Repeat("CUDA out of memory, and more words of it. ", 5)))
 	far := atMost(0.5, 90)
@@ -395,7 +397,7 @@ func TestDocumentsHaveDrifts(t *testing.T) {
 	}
 }
 
-// A change that was undone before the next trial is not reported, and does not keep trials from being compared.
+// A change that was undone before the next trial is not reported, and trials before and after it are compared.
 func TestAnUndoneChangeIsNotReported(t *testing.T) {
 	study := of(studies.Done, "", with(exact(2), studies.Default), exact(3))
 	gpu := func(was, is string) studies.Changes { return studies.Changes{{Fact: "gpu", Was: &was, Is: &is}} }
@@ -521,8 +523,8 @@ func TestGain(t *testing.T) {
 	}
 }
 
-// Trials from before an accepted change of the world are neither best nor reference for trials after it. If no trial
-// was measured since, the report says that the best one is from before.
+// After an accepted change of the world, older trials are neither the best nor the reference. If no trial was measured
+// since, the report says that the best one was measured before the change.
 func TestWorldsAreNotCompared(t *testing.T) {
 	of := func(number int, rate float64) studies.Trial {
 		return studies.Trial{Number: number, State: studies.Done, Result: trial.Result{Outcome: trial.Measured,
@@ -535,7 +537,7 @@ func TestWorldsAreNotCompared(t *testing.T) {
 		drift  int // number of the first trial after the change
 		best   string
 		gain   string
-		said   bool // the report says that the best is from before
+		said   bool // the report says that the best trial is from before the change
 	}{
 		{"nothing measured since", []studies.Trial{of(0, 2), of(1, 3)}, 2, "trial 1: 3 req/s", "+50 % as measured, over trial 0", true},
 		{"the default measured again", []studies.Trial{of(0, 20), of(1, 30), of(2, 2)}, 2, "trial 2: 2 req/s", "none: the best is trial 2", false},
@@ -558,7 +560,8 @@ func TestWorldsAreNotCompared(t *testing.T) {
 	}
 }
 
-// After a change of the world, the default need not be the first trial: the sampler had chosen the trial that noticed it.
+// After a change of the world, the default need not be the first trial. A sampled trial may be the first, because it
+// noticed the change.
 func TestTheReferenceIsTheDefaultWhereverItIs(t *testing.T) {
 	sampled, reference, best := exact(2), exact(3), exact(4)
 	reference.Origin = studies.Default
@@ -608,7 +611,7 @@ func TestEvidenceIsTheMessage(t *testing.T) {
 	}
 }
 
-// If its owner shows no sign of life, neither a study nor its half-done trial is called running.
+// If a study's owner shows no sign of life, the report calls neither the study nor its unfinished trial running.
 func TestAStudyWithoutALivingOwnerIsNotCalledRunning(t *testing.T) {
 	for _, c := range []struct {
 		name string
@@ -668,7 +671,7 @@ func TestBestReportsThePrefixCache(t *testing.T) {
 	}
 }
 
-// However the trials are sorted, the status shows the best one.
+// In each order of the rows, the status shows the best trial.
 func TestTheBestTrialIsAlwaysShown(t *testing.T) {
 	trials := slices.Repeat([]studies.Trial{exact(1)}, 30)
 	trials[14] = exact(2)

@@ -50,7 +50,7 @@ func capacityText(c capacity.Capacity, simulated bool) string {
 	return fmt.Sprintf("%s%s (%s)", render.Number(c.Rate), unit, bracketText(c))
 }
 
-// bracketText names the measured rates just below and above a capacity.
+// bracketText names the measured rates just below and just above a capacity.
 func bracketText(c capacity.Capacity) string {
 	return fmt.Sprintf("passed %s, failed %s", render.Number(c.Low), render.Number(c.High))
 }

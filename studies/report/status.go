@@ -69,7 +69,7 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	return out.Flush(w)
 }
 
-// unfinishedText names an unfinished trial: running only while its study runs, and otherwise half done.
+// unfinishedText returns the word for an unfinished trial: running if its study is running, and otherwise "half done".
 func unfinishedText(study studies.Study, running string) string {
 	if word, _ := StateOf(study); word != string(studies.Running) {
 		return "half done"
@@ -77,9 +77,10 @@ func unfinishedText(study studies.Study, running string) string {
 	return running
 }
 
-// startsText says how long a start takes, and its longest part; "" when no server reported its parts.
+// startsText says how long the start of a server takes, and which part of it is the longest; "" if no server reported
+// the parts.
 func startsText(trials []studies.Trial) string {
-	const newest = 1000 // this many trials are enough for medians
+	const newest = 1000 // so many of the newest trials are enough for medians
 	starts := studies.StartsOf(trials[max(0, len(trials)-newest):])
 	const minShown = 5 * time.Second
 	if starts.Cold < minShown || len(starts.Parts) == 0 { // a start in virtual time has no parts
@@ -166,10 +167,10 @@ func rateOf(t studies.Trial) float64 {
 	return t.Result.Capacity.Carried()
 }
 
-// against compares a trial with the best one, such as "-12 %".
+// against says how a trial's capacity compares with the best, such as "-12 %"; "-" if the two cannot be compared.
 func against(t studies.Trial, best Winner) string {
 	switch {
-	case !t.Met(), !slices.ContainsFunc(best.same, func(o studies.Trial) bool { return o.Number == t.Number }): // trials of other worlds do not compare
+	case !t.Met(), !slices.ContainsFunc(best.same, func(o studies.Trial) bool { return o.Number == t.Number }): // trials of other worlds cannot be compared
 		return "-"
 	case t.Number == best.Trial.Number:
 		return "best"
@@ -190,7 +191,7 @@ func against(t studies.Trial, best Winner) string {
 // nothingSet stands for a point without flags.
 const nothingSet = "(nothing set)"
 
-// pointText writes a point with short names, such as "gmu=0.95 mns=128".
+// pointText writes a point with short names of its flags, such as "gmu=0.95 mns=128".
 func pointText(p space.Point, short map[string]string) string {
 	if len(p) == 0 {
 		return nothingSet
@@ -207,8 +208,8 @@ func searched(trials []studies.Trial) []string {
 	return lo.Uniq(lo.FlatMap(trials, func(t studies.Trial, _ int) []string { return lo.Keys(t.Point) }))
 }
 
-// TrialLines sums up a finished trial for a log, in one line if that fits. short has the short names of its flags; mark
-// follows them.
+// TrialLines sums up a finished trial for a log, in one line if that fits. short has the short names of the flags. mark
+// is written after the point.
 func TrialLines(t studies.Trial, short map[string]string, mark string, width int) (all []string) {
 	head := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  ", t.Number, t.Origin, shortCapacity(t), render.Clip(resultText(t), 14))
 	rest, margin := pointText(t.Point, short)+" "+mark, render.Width(head)
@@ -225,8 +226,8 @@ func TrialLines(t studies.Trial, short map[string]string, mark string, width int
 // maxLastLines is how many of a dead server's last lines are shown. `tuner logs` shows the whole log.
 const maxLastLines = 5
 
-// LastWords says why a trial failed or was dropped. For a failed server it shows the line that gave the class, and the
-// last lines of the log. It returns nil for a trial that was measured.
+// LastWords says why a trial failed or was dropped. For a failed server it shows the log line that proves the cause,
+// and the last lines of the log. It returns nil for a trial that was measured.
 func LastWords(t studies.Trial, width int) []string {
 	if t.State != studies.Done || measured(t) {
 		return nil
@@ -237,7 +238,7 @@ func LastWords(t studies.Trial, width int) []string {
 	tail := t.Result.Tail
 	last := []string{fmt.Sprintf("%s: %s", serverctl.Words(t.Result.Class, t.Result.Cause), evidence(t))}
 	for _, line := range tail[max(0, len(tail)-maxLastLines):] {
-		if text := message(line); text != message(t.Result.Evidence) { // the first line shows the evidence
+		if text := message(line); text != message(t.Result.Evidence) { // the first line shows the evidence already
 			last = append(last, "| "+text)
 		}
 	}
@@ -258,7 +259,7 @@ func message(line string) string {
 	return line
 }
 
-// A statusDocument is StatusJSON's output.
+// A statusDocument is what StatusJSON writes.
 type statusDocument struct {
 	bestDocument
 	Updated     time.Time   `json:"updated"`

@@ -1,4 +1,4 @@
-// Package rights chooses the rights of a study's files. It makes no files.
+// Package rights chooses the permissions of a study's files and directories. It creates none.
 package rights
 
 import (
@@ -6,9 +6,9 @@ import (
 	"os"
 )
 
-// File returns the mode of a new file in a directory, before the umask. User and group may read it, because logs and
-// study files tell of a company's models and traffic. A directory with the setgid bit is shared, and its subdirectories
-// inherit the bit: its group may write too.
+// File returns the mode of a new file in a directory, before the umask. Only the user and the group may read the file,
+// because logs and study files tell of a company's models and traffic. A directory with the setgid bit is shared, and
+// its subdirectories inherit the bit. In such a directory the group may write too.
 func File(dir string) fs.FileMode {
 	if shared(dir) {
 		return 0o660
@@ -16,7 +16,7 @@ func File(dir string) fs.FileMode {
 	return 0o640
 }
 
-// Dir is File for a new directory.
+// Dir returns the mode of a new directory, by the rules of File.
 func Dir(parent string) fs.FileMode {
 	if shared(parent) {
 		return 0o770
@@ -26,5 +26,5 @@ func Dir(parent string) fs.FileMode {
 
 func shared(dir string) bool {
 	info, err := os.Stat(dir)
-	return err == nil && info.Mode()&fs.ModeSetgid != 0 // if it cannot be read, making something in it will say why
+	return err == nil && info.Mode()&fs.ModeSetgid != 0 // if Stat fails, creating the file will fail with the same reason
 }

@@ -1,7 +1,7 @@
 // Package silent gives up on disks that no longer answer. It never looks at what is on them.
 //
-// A network disk that is mounted hard, as it must be, never answers while its server is gone. A call to it then waits
-// in the kernel, and only the end of the process ends it.
+// Network disks must be mounted with the option hard. While its server is gone, such a disk does not answer. A call to
+// it waits in the kernel, and only the end of the process ends the call.
 package silent
 
 import (
@@ -19,10 +19,10 @@ import (
 )
 
 const (
-	// Patience is how long a disk may take to answer. With the default timeo=600, an NFS client has then sent its
-	// request twice.
+	// Patience is how long a disk may take to answer. In this time, an NFS client with the default timeo=600 has sent
+	// its request twice.
 	Patience    = 90 * time.Second
-	noticeAfter = 5 * time.Second // when the user learns which disk the command waits for
+	noticeAfter = 5 * time.Second // after this time, the user learns which disk the command waits for
 	askInterval = 2 * time.Second
 	finishTime  = 5 * time.Second // how long the current step may go on after the user stops the command
 )
@@ -37,8 +37,8 @@ func (path DiskError) Error() string {
 // Is matches fence.ErrSilent: nothing is lost, and the next try may succeed.
 func (DiskError) Is(target error) bool { return target == fence.ErrSilent }
 
-// Await returns the results of do, or the cause of ctx if ctx ends first. In that case do goes on until the process
-// ends.
+// Await returns the results of do, or the cause of ctx if ctx ends first. If ctx ends first, do continues in the
+// background.
 func Await[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	type answer struct {
 		value T
@@ -65,13 +65,13 @@ func Within[T any](ctx context.Context, path string, do func() (T, error)) (T, e
 	return Await(ctx, do)
 }
 
-// Watch runs do for as long as the disks of the paths answer, and gives up when one of them is silent for Patience.
-// When ctx ends, do gets another five seconds. Notes to the user about a slow disk go to notes.
+// Watch runs do while the disks of the paths answer. It gives up when one of them has been silent for Patience. When
+// ctx ends, do gets another five seconds. Messages to the user about a slow disk go to notes.
 func Watch[T any](ctx context.Context, notes io.Writer, paths []string, do func() (T, error)) (T, error) {
 	return watch(ctx, watcher{notes: notes, paths: paths, ask: askDisk}, do)
 }
 
-// A watcher checks again and again that disks answer.
+// A watcher checks, again and again, whether disks answer.
 type watcher struct {
 	notes io.Writer
 	paths []string
@@ -85,7 +85,7 @@ func watch[T any](ctx context.Context, w watcher, do func() (T, error)) (T, erro
 	go func() {
 		defer close(gone)
 		err := w.run(watching)
-		if err == nil && sleep(waiting, finishTime) { // ctx has ended, and do has not
+		if err == nil && sleep(waiting, finishTime) { // ctx has ended, and do is still running
 			err = context.Cause(ctx)
 		}
 		giveUp(err)
@@ -111,11 +111,12 @@ func (w watcher) run(ctx context.Context) error {
 	return nil
 }
 
-// await returns when the disk of one path has answered, or when the context ends.
+// await returns nil when the disk of one path has answered, or when the context ends. If neither happens within
+// Patience, it returns a DiskError.
 func (w watcher) await(ctx context.Context, path string) error {
 	ctx, answered := context.WithCancel(ctx)
 	defer answered()
-	go func() { // if the disk never answers, this ends with the process
+	go func() { // if the disk never answers, this goroutine runs until the process ends
 		defer answered()
 		w.ask(path)
 	}()
@@ -128,7 +129,7 @@ func (w watcher) await(ctx context.Context, path string) error {
 	return nil
 }
 
-// sleep reports whether d has passed before the context ended.
+// sleep waits for d and returns true, or returns false if the context ends first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -138,8 +139,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// askDisk asks the disk of a path, or of the nearest directory above it that exists, for its size, which this host does
-// not cache. It ignores errors.
+// askDisk asks the disk of a path for its size, which this host does not cache. If the path does not exist, it asks for
+// the nearest directory above it that does. It ignores errors.
 func askDisk(path string) {
 	var s unix.Statfs_t
 	for errors.Is(unix.Statfs(path, &s), fs.ErrNotExist) && path != filepath.Dir(path) {

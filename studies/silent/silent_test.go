@@ -18,7 +18,7 @@ func TestWatchGivesUpOnASilentDisk(t *testing.T) {
 	errDone, errStop, never := errors.New("done"), errors.New("stopped at once"), 24*time.Hour
 	for _, tt := range []struct {
 		name          string
-		silent, takes time.Duration // how long the second disk is silent, from 10 s on; how long the command takes
+		silent, takes time.Duration // silent: how long the second disk is silent, from 10 s on; takes: how long the command takes
 		signal        time.Duration // when the user stops the command
 		want          string        // part of the error
 		after         time.Duration
@@ -56,7 +56,7 @@ func TestWatchGivesUpOnASilentDisk(t *testing.T) {
 				if noted := strings.Count(notes.String(), "waiting for /mnt/b, whose disk does not answer"); (noted > 0) != tt.noted || noted > 1 {
 					t.Errorf("the notes are %q, want a note: %t", &notes, tt.noted)
 				}
-				time.Sleep(2 * never) // the goroutines that still wait must end in this bubble
+				time.Sleep(2 * never) // synctest requires that all goroutines end, also those that still wait
 			})
 		})
 	}

@@ -8,15 +8,15 @@ import (
 	"strings"
 )
 
-// deviations is the number of standard deviations that hold 95 % of a normal distribution.
+// deviations says how many standard deviations on each side of the mean hold 95 % of a normal distribution.
 const deviations = 1.96
 
-// halfWidth is half the width of a rate's 95 % interval, as a part of the rate. stdErr is the standard error of ln
+// halfWidth is half the width of a rate's 95 % interval, as a fraction of the rate. stdErr is the standard error of ln
 // rate.
 func halfWidth(stdErr float64) float64 { return math.Exp(deviations*stdErr) - 1 }
 
-// byRate returns the steps in ascending order of their rates. At equal rates the fails come first, so that the order in
-// which the steps were measured does not matter.
+// byRate returns the steps in ascending order of their rates. At equal rates the failed steps come first, so that the
+// order in which the steps were measured does not matter.
 func byRate(steps []Step) []Step {
 	passed := func(s Step) int {
 		if s.passed() {
@@ -29,7 +29,7 @@ func byRate(steps []Step) []Step {
 	})
 }
 
-// answer returns the capacity as far as it is known.
+// answer returns the capacity that the steps so far show. why is the reason for the end of the search.
 func (l *searchState) answer(why string) (Capacity, error) {
 	c := Capacity{Probes: len(l.steps), Why: why, Steps: l.steps}
 	low, high := l.low, l.high
@@ -54,13 +54,14 @@ func (l *searchState) answer(why string) (Capacity, error) {
 	}
 	l.addInterval(&c)
 	if low != nil && c.Bound == Exact {
-		// Little's law: the time in the system hardly changes between neighbouring rates.
+		// Little's law: requests in flight grow in proportion to the rate, because the time of a request hardly changes
+		// between neighbouring rates.
 		c.InFlight = low.InFlight * c.Rate / low.Rate
 	}
 	return c, nil
 }
 
-// limited returns a step in which the load generator decided the answer, or nil.
+// limited returns the step whose late load generator decided the answer, or nil if there is none.
 func (l *searchState) limited() (step *Step) {
 	switch {
 	case l.high != nil && l.high.Limited != "":
@@ -70,7 +71,7 @@ func (l *searchState) limited() (step *Step) {
 	case l.low != nil || l.high == nil:
 		return nil
 	}
-	for i := range l.steps { // a lower rate than the failed one was offered
+	for i := range l.steps { // nothing passed: look for a lower rate at which the load generator was late
 		if s := &l.steps[i]; s.Limited != "" && s.Rate < l.high.Rate && (step == nil || s.Rate < step.Rate) {
 			step = s
 		}
@@ -78,8 +79,7 @@ func (l *searchState) limited() (step *Step) {
 	return step
 }
 
-// highestPass returns the highest rate, at most limit, at which a step passed and the load generator kept up; 0 if
-// there is none.
+// highestPass returns the highest rate up to limit at which a step passed with the load generator in time, or 0.
 func highestPass(steps []Step, limit float64) (rate float64) {
 	for _, s := range steps {
 		if s.passed() && s.Rate <= limit {
@@ -89,7 +89,7 @@ func highestPass(steps []Step, limit float64) (rate float64) {
 	return rate
 }
 
-// addInterval replaces the interpolated rate by the rate that all requests estimate, and adds the interval.
+// addInterval replaces the interpolated rate with the estimate from all requests, and adds the interval.
 func (l *searchState) addInterval(c *Capacity) {
 	e, ok := l.estimate()
 	if !ok || c.Bound == Exact && !l.bracketed() {
@@ -110,10 +110,10 @@ func (l *searchState) addInterval(c *Capacity) {
 	}
 }
 
-// reconcile brings the estimated rate between a step that passed and one that failed, and adds a doubt where verdicts
-// contradict it.
+// reconcile returns the estimated rate if it lies between a step that passed and a step that failed. Otherwise it
+// returns the nearest rate in the bracket. It adds a doubt if verdicts contradict the rate.
 func (l *searchState) reconcile(rate float64, c *Capacity) float64 {
-	var pass, fail *Step // nearest to the rate
+	var pass, fail *Step // the nearest steps whose verdicts agree with the rate
 	var contrary []float64
 	sorted := byRate(inTime(l.steps))
 	for i := range sorted {
@@ -127,7 +127,7 @@ func (l *searchState) reconcile(rate float64, c *Capacity) float64 {
 			contrary = append(contrary, step.Rate)
 		}
 	}
-	if pass == nil || fail == nil { // no verdict on one side agrees: take the nearest rate that the bracket allows
+	if pass == nil || fail == nil { // no lower step passed, or no higher step failed: take the nearest rate in the bracket
 		c.addDoubt("all requests together estimate %.4g req/s, outside the rates that passed and failed", rate)
 		return min(max(rate, c.Low), c.High)
 	}
@@ -145,7 +145,8 @@ func (c *Capacity) addDoubt(format string, args ...any) {
 	c.Doubt += fmt.Sprintf(format, args...)
 }
 
-// contradiction names the probes that contradict the answer, by their rates in ascending order.
+// contradiction names the probes that contradict the answer. contrary has their rates, ascending; of is the number of
+// all probes.
 func contradiction(contrary []float64, of int) string {
 	const few = 3
 	if len(contrary) == 1 {
@@ -162,7 +163,7 @@ func contradiction(contrary []float64, of int) string {
 	return fmt.Sprintf("%d of %d probes, at %s req/s, contradict", len(contrary), of, strings.Join(words, " and "))
 }
 
-// interpolate returns the rate at which the headroom crosses zero, linear in log rate.
+// interpolate returns the rate at which the headroom crosses zero, if the headroom is linear in ln rate.
 func interpolate(low, high *Step) float64 {
 	part := low.Headroom / (low.Headroom - high.Headroom)
 	if !(part >= 0 && part <= 1) { // the headrooms have the wrong signs

@@ -1,5 +1,5 @@
-// Package capacity finds the highest request rate that keeps the SLO, and how sure that rate is. The caller gives the
-// probe. The package has no clock and does no I/O.
+// Package capacity finds the highest request rate that keeps the SLO, and how certain that rate is. The caller provides
+// the function that probes a rate. The package has no clock and does no I/O.
 package capacity
 
 import (
@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A Bound says what kind of number a capacity is.
+// A Bound says whether a capacity is exact, or only a lower or upper bound.
 type Bound string
 
 // The bounds.
@@ -19,26 +19,27 @@ const (
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
 )
 
-// An Outcome is what one probe at one rate says.
+// An Outcome is the result of one probe at one rate.
 type Outcome struct {
 	Pass     bool    `json:"pass"`
 	Headroom float64 `json:"headroom"`  // ln(limit/value) of the limit that breaks first; negative when it is broken
 	Binding  string  `json:"binding"`   // name of the limit that breaks first
 	InFlight float64 `json:"in_flight"` // mean requests in flight
 
-	// Limited says why the load generator, and not the server, may have decided; "" when it did not. Then a pass is a
-	// lower bound at best, because late requests thin out the bursts, and a fail says nothing.
+	// Limited says why the load generator, and not the server, may have decided the verdict; "" means that it did not.
+	// With a late load generator a pass is at best a lower bound, because late requests make bursts smaller. A fail
+	// then proves nothing.
 	Limited string `json:"limited,omitempty"`
 
-	// Evidence is what each request did; nil where requests are not judged one by one. A capacity needs it for its
+	// Evidence says what each request did. It is nil if requests are not judged one by one; the capacity then has no
 	// interval.
 	Evidence *Evidence `json:"-"`
 
 	Took time.Duration `json:"-"` // how long the probe took; 0 where that is not known
 }
 
-// byRequests reports whether the slow requests in the evidence have decided, and not a failed request or a growing
-// queue.
+// byRequests reports whether slow requests decided the verdict. Otherwise a failed request or a growing queue decided
+// it.
 func (o Outcome) byRequests() bool {
 	return o.Evidence != nil && slices.ContainsFunc(o.Evidence.Limits, func(l LimitEvidence) bool { return l.Name == o.Binding })
 }
@@ -49,7 +50,7 @@ var ErrLimited = errors.New("the load generator is the limit, not the server")
 // A Probe measures one rate in requests per second. Its error ends the search.
 type Probe func(ctx context.Context, rate float64) (Outcome, error)
 
-// A Capacity is the answer of a search.
+// A Capacity is the result of a search.
 type Capacity struct {
 	Rate     float64 `json:"rate"` // requests per second; for AtMost the lowest failed rate, which is no capacity
 	Low      float64 `json:"low"`  // highest rate up to Rate that passed, with the load generator in time; 0 when none did
@@ -60,21 +61,21 @@ type Capacity struct {
 	Probes   int     `json:"probes"`
 	Why      string  `json:"why"` // why the search stopped
 
-	// Lowest and Highest are the 95 % interval of the long-run capacity, requests per second. Both are 0 where there is
-	// no interval. Highest is 0 where nothing failed.
+	// Lowest and Highest are the ends of the 95 % interval of the long-run capacity, requests per second. Both are 0 if
+	// there is no interval. Highest is 0 if no probe failed.
 	Lowest  float64 `json:"lowest,omitempty"`
 	Highest float64 `json:"highest,omitempty"`
 	StdErr  float64 `json:"std_err,omitempty"` // standard error of ln Rate; 0 if there is no interval
 
-	// Pieces say how far single requests have moved the capacity. They serve to compare capacities that were measured with
-	// the same requests.
+	// Pieces say how much each block of requests moved the estimate. Compare needs them if two capacities were measured
+	// with the same requests.
 	Pieces []Piece `json:"pieces,omitempty"`
 
 	// Doubt says what contradicts the answer, such as a pass above a fail; "" when nothing does.
 	Doubt string `json:"doubt,omitempty"`
 
-	// Limited says why the load generator, and not the server, decided the answer; "" when it did not. The bound is
-	// then AtLeast.
+	// Limited says why the load generator, and not the server, decided the answer. The Bound is then AtLeast. Limited
+	// is "" if the server decided.
 	Limited string `json:"client_limited,omitempty"`
 
 	Steps []Step `json:"steps,omitempty"` // all probes, in their order
@@ -83,8 +84,8 @@ type Capacity struct {
 // Met reports whether any rate kept the SLO.
 func (c Capacity) Met() bool { return c.Bound == Exact || c.Bound == AtLeast }
 
-// Carried is the rate by which capacities are ranked. For a lower bound it is the rate at which the load generator was
-// in time.
+// Carried is the rate by which capacities are ranked. For a lower bound it is the highest rate that passed with the
+// load generator in time. It is 0 if no rate passed.
 func (c Capacity) Carried() float64 {
 	switch c.Bound {
 	case Exact:

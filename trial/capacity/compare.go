@@ -2,7 +2,7 @@ package capacity
 
 import "math"
 
-// A Comparison says how much higher one capacity is than another, and how sure that is.
+// A Comparison says how much higher one capacity is than another, and how certain that is.
 type Comparison struct {
 	Ratio   float64 `json:"ratio"`    // of the two rates
 	Lowest  float64 `json:"lowest"`   // lower end of the ratio's 95 % interval
@@ -12,13 +12,13 @@ type Comparison struct {
 	stdErr float64 // of ln Ratio
 }
 
-// Distinguishable reports whether the first is higher beyond reasonable doubt. Of 100 comparisons of equal capacities
-// 2.5 seem so by chance: a 95 % interval leaves out 2.5 % above.
+// Distinguishable reports whether the first capacity is higher with a probability of at least 97.5 %. For equal
+// capacities this happens by chance in 2.5 of 100 comparisons.
 func (c Comparison) Distinguishable() bool { return c.Better >= 0.975 }
 
-// Compare compares capacity a with b. It assumes errors that are normal in ln rate. A burst among requests that both were
-// measured with moves both capacities the same way, so their ratio has a smaller error than either capacity. The pieces
-// of both capacities show by how much.
+// Compare compares capacity a with b. It assumes that the errors of ln rate have a normal distribution. If both were
+// measured with the same requests, a burst among them moves both capacities the same way. Their ratio then has a
+// smaller error, and their pieces show how much smaller.
 //
 // ok is false if a or b is a bound, or has no standard error.
 func Compare(a, b Capacity) (c Comparison, ok bool) {
@@ -37,16 +37,17 @@ func Compare(a, b Capacity) (c Comparison, ok bool) {
 }
 
 // Among corrects a comparison whose first capacity was chosen as the best of n that were all compared with the second.
-// The luckiest of n equals looks better than it is. After the correction Better is above 0.975, and Lowest too high, in
-// at most 2.5 of 100 choices. That holds however few of the n are any good (Šidák's inequality).
+// The luckiest of n equal capacities looks better than it is. After the correction, Better exceeds 0.975 by chance in
+// at most 2.5 of 100 choices. Lowest is too high in at most 2.5 of 100 choices. This holds for any number of truly
+// better capacities among the n (Šidák's inequality).
 func (c Comparison) Among(n int) Comparison {
 	c.Better = math.Pow(c.Better, float64(n))
 	c.Lowest = c.Ratio * math.Exp(-deviationsAmong(n)*c.stdErr)
 	return c
 }
 
-// Among corrects a capacity that was chosen as the highest of n: the lower end of its interval must hold for all n
-// together.
+// Among corrects a capacity that was chosen as the highest of n. It lowers the lower end of the interval, because the
+// luckiest of n looks higher than it is.
 func (c Capacity) Among(n int) Capacity {
 	if c.Bound == Exact && c.StdErr > 0 {
 		c.Lowest = min(c.Lowest, c.Rate*math.Exp(-deviationsAmong(n)*c.StdErr))
@@ -54,18 +55,19 @@ func (c Capacity) Among(n int) Capacity {
 	return c
 }
 
-// deviationsAmong returns how many standard errors bound the error of the luckiest of n in 97.5 of 100 choices.
+// deviationsAmong returns a number of standard errors. In 97.5 of 100 choices, the error of the luckiest of n is
+// smaller than that.
 func deviationsAmong(n int) float64 {
 	return math.Sqrt2 * math.Erfinv(2*math.Pow(0.975, 1/float64(max(1, n)))-1)
 }
 
-// maxCorrelation bounds the correlation of two errors. It is below 1 because the pieces do not contain the error of the
-// estimate itself.
+// maxCorrelation is the highest correlation of two errors that correlation returns. It is below 1 because the pieces do
+// not contain the error of the estimate itself.
 const maxCorrelation = 0.95
 
-// correlation estimates the correlation of the errors of two capacities, 0 to maxCorrelation, from their pieces: how far
-// the same requests have moved each capacity. For some pairs of simulated servers the interval of the ratio was between
-// one and three times as wide as its error.
+// correlation estimates how the errors of two capacities correlate, from 0 to maxCorrelation. It compares their pieces,
+// which say how much the same requests moved each capacity. For some pairs of simulated servers, the interval of the
+// ratio was one to three times as wide as the true error.
 func correlation(a, b Capacity) float64 {
 	moved := make(map[Piece]float64)
 	var ab, aa, bb float64

@@ -66,8 +66,8 @@ func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	}
 }
 
-// The best of many equal capacities is called better in at most 2.5 of 100 choices, however many there are. Its lower end is too
-// high no more often.
+// The best of many equal capacities is called better in at most 2.5 of 100 choices, however many there are. The lower
+// end of its interval is too high in at most 2.5 of 100 choices, too.
 func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 6))
 	for _, n := range []int{1, 2, 8, 30} {
@@ -113,7 +113,7 @@ func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
 	}
 }
 
-// Requests that two searches share shift both capacities alike, so the shift cancels in their ratio.
+// If two searches send the same requests, chance moves both capacities the same way. In their ratio it cancels out.
 func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
 	of := func(draw int, moved ...float64) Capacity {
 		c := Capacity{Rate: 2, StdErr: 0.1, Bound: Exact}

@@ -10,8 +10,8 @@ import (
 
 // Evidence says for each counted request of one probe which limits the request broke.
 type Evidence struct {
-	Rate float64 // offered, requests per second
-	Draw int     // two probes of the same draw have the same requests
+	Rate float64 // offered rate, requests per second
+	Draw int     // probes with the same draw send the same requests
 	Stretch
 	Limits []LimitEvidence // the same limits in every probe of a search
 }
@@ -35,26 +35,27 @@ type estimate struct {
 	limit   string
 	logRate float64 // ln of requests per second
 	stdErr  float64 // standard error of logRate
-	bursts  float64 // number of bursts of slow requests at rates near the boundary; see nearness
+	bursts  float64 // number of bursts of slow requests, each weighted with the nearness of its rate to the boundary
 	pieces  []Piece // how far each block of requests has moved the boundary
 
 	fit      fit
-	gradient [3]float64 // derivatives of logRate by the coefficients of the fit
+	gradient [3]float64 // derivatives of logRate with respect to the coefficients of the fit
 }
 
-// A Piece says how far some requests in a row have moved a capacity. A burst moves all capacities that were measured with
-// its requests, and moves them alike. Their ratio therefore has a smaller error than each capacity.
+// A Piece says how much a block of consecutive requests moved a capacity. A burst in the block moves all capacities
+// that were measured with the same requests, and in the same direction. The ratio of two such capacities therefore has
+// a smaller error than each capacity.
 type Piece struct {
 	Draw  int     `json:"draw"`  // of the probe
 	Block int     `json:"block"` // number of the block of blockRequests
 	Moved float64 `json:"moved"` // in ln rate
 }
 
-// blockRequests is long enough to hold a burst of slow requests.
+// blockRequests is the number of requests in a Piece. It is large enough to hold a burst of slow requests.
 const blockRequests = 50
 
-// locate estimates the boundary of each limit from the requests of all steps, and returns the lowest. ok is false if a
-// step does not say what each request did, and if too few requests were slow.
+// locate estimates the boundary of each limit from the requests of all steps, and returns the lowest boundary. ok is
+// false if a step has no evidence, or if too few requests were slow.
 func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
 	var probes []*Evidence
 	for _, step := range inTime(steps) {
@@ -74,7 +75,8 @@ func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
 	return lowest, ok
 }
 
-// estimateOne fits one limit. ok is false when too few requests broke it, or kept it.
+// estimateOne estimates the boundary of one limit. ok is false if too few requests broke the limit, if too few kept it,
+// or if the boundary is too far from the probes.
 func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok bool) {
 	center, ok := between(probes, limit)
 	if !ok {
@@ -112,16 +114,16 @@ func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok b
 	return e, true
 }
 
-// A fit is repeated about its own boundary until that moves by no more than settledCenter in ln rate, at most
-// maxCenters times.
+// estimateOne repeats the fit around the boundary it found, at most maxCenters times. It stops when the boundary moves
+// by no more than settledCenter in ln rate.
 const (
 	maxCenters    = 5
 	settledCenter = 0.02
 )
 
-// between returns ln of the rate at which the share of requests that break the limit crosses twice the allowed share. At
-// that rate some requests break the limit and most keep it, so the first fit is made about it. ok is false when fewer
-// than two requests broke the limit, or fewer than two kept it.
+// between returns ln of the rate at which the share of requests that break the limit crosses twice the allowed share.
+// The first fit is made around this rate, because some requests break the limit there and most keep it. ok is false if
+// fewer than two requests broke the limit, or fewer than two kept it.
 func between(probes []*Evidence, limit int) (center float64, ok bool) {
 	goal := 2 * probes[0].Limits[limit].Allowed
 	shares := rising(probes, limit)
@@ -154,15 +156,16 @@ func between(probes []*Evidence, limit int) (center float64, ok bool) {
 	return below.logRate + low/(low-high)*(above.logRate-below.logRate), ok
 }
 
-// A share counts the requests that were judged, and those that broke a limit, at one rate or at some neighbouring rates.
+// A share counts the requests that were judged and those that broke a limit, at one rate or at several neighbouring
+// rates.
 type share struct{ logRate, judged, broken float64 }
 
 // over returns ln(share/goal). It uses Jeffreys' estimate of the share, which distinguishes 0 of 5 requests from 0 of
 // 500.
 func (s share) over(goal float64) float64 { return math.Log((s.broken + 0.5) / (s.judged + 1) / goal) }
 
-// rising returns the shares of all probes in ascending order of their rates. A share that is lower than the one before
-// is merged with it, as in an isotonic regression.
+// rising returns the shares of all probes in ascending order of their rates. If a share is lower than the share before
+// it, the two are merged, as in an isotonic regression.
 func rising(probes []*Evidence, limit int) (shares []share) {
 	sorted := slices.SortedStableFunc(slices.Values(probes), func(a, b *Evidence) int { return cmp.Compare(a.Rate, b.Rate) })
 	for _, e := range sorted {
@@ -192,8 +195,8 @@ func rising(probes []*Evidence, limit int) (shares []share) {
 	return shares
 }
 
-// nearby is the distance in ln rate over which the weight of a probe falls to 1/e². A fit is a straight line, which holds
-// only near the boundary.
+// nearby is the distance in ln rate over which the weight of a probe falls to 1/e². Far probes weigh less, because the
+// straight line of a fit holds only near the boundary.
 const nearby = 0.35
 
 // nearness is the weight of a probe at a distance in ln rate; 1 at a distance of 0.
@@ -202,21 +205,21 @@ func nearness(distance float64) float64 {
 	return math.Exp(-2 * d * d)
 }
 
-// weight is the weight of each request of the probe in a fit about a center (ln rate). A probe near the center weighs
+// weight is the weight of each request of the probe in a fit around a center (ln rate). A probe near the center weighs
 // more. A request weighs less than an independent one, because slow requests come in clusters.
 func (e *Evidence) weight(center float64) float64 {
 	return nearness(math.Log(e.Rate)-center) / e.clusterSize()
 }
 
-// clusterSize is the number of requests that tell as much as one independent request. Slow requests come in clusters,
-// and clusters grow with the rate, beyond what the load around a request explains. With these figures the stated
+// clusterSize is the number of requests that tell as much as one independent request, because slow requests come in
+// clusters. Clusters grow with the rate, more than the load around a request explains. With these figures the stated
 // errors of searches on simulated servers were as large as the true errors, at 1 to 25 requests per second.
 func (e *Evidence) clusterSize() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
 
 // binWidth is the width of the bins for the load around requests, in ln(load/rate).
 const binWidth = 0.01
 
-// observe returns the requests of all probes, binned by the load around them. center is ln of the rate about which the
+// observe returns the requests of all probes, binned by the load around them. center is ln of the rate around which the
 // fit is made.
 func observe(probes []*Evidence, limit int, k kernel, center float64) []observation {
 	var observed []observation
@@ -243,7 +246,7 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 		for number := range bins {
 			numbers = append(numbers, number)
 		}
-		slices.Sort(numbers) // the order of a map would change the sums
+		slices.Sort(numbers) // in the random order of a map the sums would be rounded differently
 		for _, number := range numbers {
 			observed = append(observed, *bins[number])
 		}
@@ -251,12 +254,12 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 	return observed
 }
 
-// modelError is the standard error of a fit's z at the boundary that no number of requests reduces, because the share of
-// slow requests is no exact function of the load around them. With this figure the intervals of long measurements on
-// simulated servers were as wide as their errors.
+// modelError is the part of the standard error of a fit's z at the boundary that more requests do not reduce. It exists
+// because the share of slow requests does not depend on the load around them alone. With this figure the intervals of
+// long measurements on simulated servers were as wide as the true errors.
 const modelError = 0.16
 
-// stdErrWith is the standard error of an estimate with this information and this number of bursts.
+// stdErrWith returns the standard error that the estimate would have with this information and this number of bursts.
 func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64 {
 	variance := modelError * modelError / (e.fit.steepness() * e.fit.steepness())
 	direction, _ := solve(information, e.gradient)
@@ -266,8 +269,8 @@ func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64
 	return math.Sqrt(variance) * student(knownBursts+bursts) / deviations
 }
 
-// bursts counts the bursts of slow requests. A long run of slow requests is no single burst, because the server carries
-// no more: each further part of the run counts as a burst.
+// bursts counts the bursts of slow requests. A long run of slow requests is no single burst: it shows that the server
+// is overloaded. Each part of such a run counts as a burst.
 func (e *Evidence) bursts(limit int) (n int) {
 	quiet, slow := math.Inf(1), 0.0
 	for _, c := range e.Limits[limit].Each {
@@ -286,23 +289,23 @@ func (e *Evidence) bursts(limit int) (n int) {
 	return n
 }
 
-// knownBursts is the number of bursts that the priors of a fit are worth. With this figure the intervals of searches on
-// simulated servers held the truth as often as they should.
+// knownBursts says how many bursts the prior knowledge in a fit is worth. With this figure the intervals of searches on
+// simulated servers held the true capacity as often as they should.
 const knownBursts = 3
 
-// apart and long are in units of clusterSize. A slow request begins a new burst after apart quick ones, and in a run of
-// more than long slow ones.
+// apart and long are in units of clusterSize. A slow request begins a new burst if more than apart·clusterSize quick
+// requests precede it. It also begins one if the present burst has reached long·clusterSize slow requests.
 const (
 	apart = 2
 	long  = 4
 )
 
-// student returns the number of standard errors to each side that hold 95 % of Student's distribution.
+// student returns how many standard errors on each side of the mean hold 95 % of Student's t distribution.
 func student(freedom float64) float64 {
 	return distuv.StudentsT{Sigma: 1, Nu: freedom}.Quantile(0.975)
 }
 
-// split computes the pieces of the estimate.
+// split computes how much each block of requests moved the estimate.
 func (e *estimate) split(probes []*Evidence, limit int) {
 	direction, _ := solve(e.fit.information, e.gradient)
 	for _, probe := range probes {
@@ -326,7 +329,7 @@ func (e *estimate) split(probes []*Evidence, limit int) {
 	}
 }
 
-// expected returns the information that one more probe with so many requests would bring.
+// expected returns the information that one more probe with this many requests would bring.
 func (e *estimate) expected(load fluctuation, logRate, requests float64) (information [3][3]float64) {
 	probe := Evidence{Rate: math.Exp(logRate)}
 	weight := requests * probe.weight(e.logRate)

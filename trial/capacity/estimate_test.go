@@ -12,8 +12,9 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A synthetic server breaks a request's limit with a probability that grows with the work around the request. The probability is
-// one half at the work of max evenly spread requests per second. The server's capacity in the long run can be computed.
+// A synthetic server breaks a request's limit with a probability that grows with the work around the request. The
+// probability is one half when that work is as much as max evenly spread requests per second bring. The server's true
+// capacity in the long run can be computed.
 type synthetic struct {
 	max float64 // requests per second
 	k   kernel
@@ -40,7 +41,7 @@ func (s *synthetic) stretch(rate, seconds float64) Stretch {
 	}
 }
 
-// population returns the workload in the long run.
+// population returns 8,000 requests, which stand for the workload in the long run.
 func (s *synthetic) population() *Population {
 	p := &Population{}
 	at := 0.0
@@ -54,7 +55,7 @@ func (s *synthetic) population() *Population {
 	return p
 }
 
-// probe returns a Probe of the server. seconds is the length of its windows.
+// probe returns a Probe of the server. seconds is the length of its windows. The limits are multiples of max.
 func (s *synthetic) probe(seconds float64, limits ...float64) Probe {
 	return func(_ context.Context, rate float64) (Outcome, error) {
 		e := &Evidence{Rate: rate, Stretch: s.stretch(rate, seconds)}
@@ -84,7 +85,7 @@ func (s *synthetic) probe(seconds float64, limits ...float64) Probe {
 	}
 }
 
-// breaks returns the probability that a request breaks the limit. load is the load around the request as a part of max.
+// breaks returns the probability that a request breaks the limit. load is the load around the request divided by max.
 func breaks(load float64) float64 { return normal(math.Log(load) / 0.08) }
 
 // truth returns the rate at which one request in a hundred breaks the limit in the long run.
@@ -139,7 +140,8 @@ func TestTheEstimateIsTheLongRunsCapacity(t *testing.T) {
 	}
 }
 
-// Each property holds for the searches of any seed. many seeds take too long under the race detector.
+// Each property must hold for any seed. few and many are numbers of seeds; many of them take too long under the race
+// detector.
 var properties = []struct {
 	name      string
 	few, many uint64
@@ -231,7 +233,7 @@ func precisionIsForetold(t *testing.T, seeds uint64) {
 		look := search(4)
 		var told []Forecast
 		look.Population, look.Precision, look.MaxProbes = s.population(), 0.05, 60
-		probes, before := 0, 0 // so far, and at the time of the forecast
+		probes, before := 0, 0 // number of probes so far, and at the time of the forecast
 		look.Plan = func(f Forecast) { told, before = append(told, f), probes }
 		probe := s.probe(120, 1)
 		c, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
@@ -247,9 +249,9 @@ func precisionIsForetold(t *testing.T, seeds uint64) {
 	}
 }
 
-// A small difference in latency makes a small difference in capacity. At 2.0 req/s one real run had a p99 TTFT of 953 ms and the
-// next run 1010 ms; the limit was 1000 ms. A sweep's grid made that capacities of 2.0 and 1.5. A search finds capacities that differ
-// by a few per cent.
+// A small difference in latency makes a small difference in capacity. At 2.0 req/s one real run had a p99 TTFT of 953
+// ms and the next run 1010 ms; the limit was 1000 ms. A sweep over a grid of rates called the capacity 2.0 and then
+// 1.5. A search finds capacities that differ by a few per cent.
 func TestASmallDifferenceIsSmall(t *testing.T) {
 	at2 := []float64{953, 1010}
 	var found []float64
@@ -278,7 +280,7 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 	probe := s.probe(240, 1)
 	c, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
 		o, err := probe(ctx, rate)
-		if !lied && o.Pass { // a good window is reported as failed
+		if !lied && o.Pass { // report the first good window as failed
 			lied, o.Pass, o.Headroom = true, false, -0.01
 		}
 		return o, err
@@ -288,7 +290,8 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 	}
 }
 
-// Probes far from the capacity do not change the answer. Such probes pass far below, or have almost only slow requests far above.
+// Probes far from the capacity do not change the answer. Far below it every request is quick, and far above it almost
+// every request is slow.
 func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
 	for seed := range seeds {
 		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 12))}
@@ -397,7 +400,7 @@ func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
 			}
 			return o, err
 		}
-		look := search(0.55 * truth) // the second probe is then at 0.74 of the truth
+		look := search(0.55 * truth) // the second probe is then at 0.74 of the true capacity
 		look.Population = p
 		if _, err := look.Find(t.Context(), probe); err != nil {
 			t.Fatal(err)

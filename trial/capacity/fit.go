@@ -3,15 +3,15 @@ package capacity
 import "math"
 
 // A fit gives the probability Φ(z) that a request breaks a limit, with z = a + b·(ln rate − center + c·surplus). The
-// surplus is ln of the load around the request divided by the rate of its probe. The regression is on the load that
-// each request met, and not on the rate alone, so that a window with many bursts does not look like a slow server. b is
-// the steepness of the boundary. c is the effect of a passing load, as a part of the effect of a lasting load, which a
-// queue remembers for longer.
+// surplus is ln of the load around the request divided by the rate of its probe. The fit uses the load that each
+// request met, and not only the rate. Otherwise a window with many bursts would look like a slow server. b is the
+// steepness of the boundary. c compares a short load with a lasting load, which has more effect because a queue
+// remembers it for longer.
 type fit struct {
 	kernel
-	center      float64       // ln of the rate about which the fit was made
-	at          [3]float64    // a, ln b, ln c; logarithms, because no server gets faster with the load
-	information [3][3]float64 // its inverse is the variance of at
+	center      float64       // ln of the rate around which the fit was made
+	at          [3]float64    // a, ln b, ln c; the logarithms keep b and c positive, because no server gets faster under more load
+	information [3][3]float64 // inverse of the covariance matrix of at
 	likelihood  float64       // ln of the likelihood times the prior
 }
 
@@ -21,14 +21,15 @@ type observation struct {
 	requests, broken float64 // weighed
 }
 
-// The mean and the standard deviation of a, ln b and ln c before anything is measured, from fits to simulated servers.
+// The mean (priorAt) and the standard deviation (priorSpread) of a, ln b and ln c before anything is measured. They
+// come from fits to simulated servers.
 var (
 	priorAt     = [3]float64{-1.5, math.Log(10), math.Log(0.9)}
 	priorSpread = [3]float64{1.5, 0.6, 0.25}
 )
 
-// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information, in steps of at most a prior's
-// spread. It begins at from, such as the maximum with a similar kernel.
+// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information. A step is at most
+// priorSpread. from is the first guess, such as the maximum with a similar kernel.
 func fitTo(observed []observation, k kernel, center float64, from [3]float64) fit {
 	f := fit{kernel: k, center: center, at: from}
 	for range 50 {
@@ -57,18 +58,18 @@ func (f *fit) steepness() float64 { return math.Exp(f.at[1]) }
 // passing is b·c.
 func (f *fit) passing() float64 { return math.Exp(f.at[1] + f.at[2]) }
 
-// z returns the argument of Φ, and its gradient by a, ln b and ln c.
+// z returns the argument of Φ, and its derivatives with respect to a, ln b and ln c.
 func (f *fit) z(o observation) (z float64, by [3]float64) {
 	return f.zWith(o, f.steepness(), f.passing())
 }
 
-// zWith is z for loops over observations: steep is b, and passing is b·c.
+// zWith returns what z returns. It takes b as steep and b·c as passing, so that a loop computes them once.
 func (f *fit) zWith(o observation, steep, passing float64) (z float64, by [3]float64) {
 	by = [3]float64{1, steep*(o.logRate-f.center) + passing*o.surplus, passing * o.surplus}
 	return f.at[0] + by[1], by
 }
 
-// score computes the information and the likelihood, and returns the gradient.
+// score sets the information and the likelihood of the fit, and returns the gradient of the likelihood.
 func (f *fit) score(observed []observation) (gradient [3]float64) {
 	var information [3][3]float64
 	likelihood := 0.0
@@ -97,19 +98,20 @@ func (f *fit) score(observed []observation) (gradient [3]float64) {
 	return gradient
 }
 
-// probit returns the derivative of the ln likelihood by z, the information about z, and the ln likelihood.
+// probit returns the derivative of ln likelihood with respect to z, the information about z, and ln likelihood.
 func (o observation) probit(z float64) (slope, information, likelihood float64) {
-	z = max(-6, min(6, z)) // beyond that a float64 rounds the probability to 0 or 1
+	z = max(-6, min(6, z)) // for a greater |z| the difference 1-p loses its digits, and from 8.3 on it is 0
 	d, p := density(z), normal(z)
 	q, kept := 1-p, o.requests-o.broken
 	return o.broken*d/p - kept*d/q, o.requests * d * d / (p * q), o.broken*math.Log(p) + kept*math.Log(q)
 }
 
-// normal is the distribution function of the normal distribution, and density its derivative.
+// normal is the cumulative distribution function of the standard normal distribution; density is its derivative.
 func normal(z float64) float64  { return math.Erfc(-z/math.Sqrt2) / 2 }
 func density(z float64) float64 { return math.Exp(-z*z/2) / math.Sqrt(2*math.Pi) }
 
-// solve returns m⁻¹v of a symmetric positive matrix, by elimination.
+// solve returns m⁻¹v for a symmetric positive definite matrix, by Gaussian elimination. ok is false if m is not
+// positive definite.
 func solve(m [3][3]float64, v [3]float64) (x [3]float64, ok bool) {
 	for i := range 3 {
 		if !(m[i][i] > 0) {

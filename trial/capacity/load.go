@@ -6,8 +6,8 @@ import (
 	"sync"
 )
 
-// A Stretch is the load that one probe offered: when each request was due and how much work it brought. No server is
-// needed to know it. It contains the uncounted requests too, because counted requests wait behind them.
+// A Stretch is the load that one probe offered: when each request was due and how much work it brought. It follows from
+// the schedule, without a server. It contains the uncounted requests too, because counted requests wait behind them.
 type Stretch struct {
 	Due    []float64 // seconds since the probe began, ascending
 	Prompt []float64 // size of each prompt, relative to the mean of the workload
@@ -16,17 +16,17 @@ type Stretch struct {
 	First, Counted int // the counted requests are Due[First : First+Counted]
 }
 
-// A kernel says how much other requests matter to a request. A time to first token depends on the work before the
-// request. A time per token also depends on the work that comes while the answer is generated.
+// A kernel says how much the work of other requests affects a request. A time to first token depends on the work before
+// the request. A time per token also depends on the work that comes while the answer is generated.
 type kernel struct {
 	tau    float64 // seconds over which the weight of other work falls to 1/e
-	around bool    // later work counts as much as earlier work
-	prompt float64 // weight of the prompts in the work; the answers have the rest
+	around bool    // whether later work counts, as much as earlier work
+	prompt float64 // weight of prompts in the work, 0 to 1; answers weigh 1 - prompt
 }
 
-// kernels returns the kernels that a fit tries; the fit keeps the best. The shortest is a few steps of an
-// engine. The longest is a third of an ordinary lead-in: with a longer one every window would begin with less than the
-// mean load.
+// kernels returns the kernels that a fit tries; the fit keeps the best. The shortest tau is a few steps of an engine.
+// The longest tau is a third of an ordinary lead-in. With a longer tau, every window would seem to begin with less than
+// the mean load.
 func kernels() (all []kernel) {
 	for tau := 0.625; tau <= 20; tau *= 2 {
 		all = append(all, kernel{tau, false, 0.5}, kernel{tau, true, 0.5})
@@ -34,17 +34,18 @@ func kernels() (all []kernel) {
 	return all
 }
 
-// mixes are variants of the best kernel, in which only prompts count, or only answers.
+// mixes returns two variants of the best kernel: one counts only answers, the other only prompts.
 func (k kernel) mixes() []kernel {
 	return []kernel{{k.tau, k.around, 0}, {k.tau, k.around, 1}}
 }
 
-// idle is added to each load, as a part of the rate, because the logarithm of no load would be infinite.
+// idle is added to each load (divided by the rate), because the logarithm of no load would be infinite.
 const idle = 0.02
 
 // surplus returns, for each counted request, ln of the load around it divided by the rate of the probe. It is 0 where
 // the other requests brought as much work as evenly spread requests of mean size. A request's own work is left out.
-// Before the stretch there was no load: a probe begins on an idle server. After it the mean load is assumed.
+// Before the stretch there was no load, because a probe begins on an idle server. After the stretch the mean load is
+// assumed.
 func (s Stretch) surplus(k kernel, rate float64) []float64 {
 	if s.Counted == 0 {
 		return nil
@@ -53,7 +54,7 @@ func (s Stretch) surplus(k kernel, rate float64) []float64 {
 	for i := range work {
 		work[i] = k.prompt*s.Prompt[i] + (1-k.prompt)*s.Answer[i]
 	}
-	mean := rate * k.tau // mean of the sum of decayed work on one side
+	mean := rate * k.tau // long-run mean of sum, which is the decayed work on one side of a request
 	sum := 0.0
 	for i := 1; i < len(s.Due); i++ {
 		sum = (sum + work[i-1]) * math.Exp((s.Due[i-1]-s.Due[i])/k.tau)
@@ -74,9 +75,9 @@ func (s Stretch) surplus(k kernel, rate float64) []float64 {
 	return counted
 }
 
-// A Population is a workload in the long run: the arrivals at one request per second, and the sizes of the requests.
-// Each mean is one. A population needs no server, but many requests, because rare loads decide a capacity. Capacities
-// from different populations of 16,000 requests differ by 1 % (standard deviation), and of 128,000 by 0.4 %.
+// A Population is a workload in the long run: arrivals at one request per second, and sizes of requests with a mean of
+// 1. A population needs no server, but many requests, because rare loads decide a capacity. Capacities from different
+// populations of 16,000 requests differ by 1 % (standard deviation). With 128,000 requests they differ by 0.4 %.
 type Population struct {
 	Due    []float64 // seconds, ascending
 	Prompt []float64 // size of each prompt, in the order of Due
@@ -86,14 +87,14 @@ type Population struct {
 	known map[window]fluctuation
 }
 
-// A window says for which kernel and rate a fluctuation holds.
+// A window is the kernel and the rate for which a fluctuation was computed.
 type window struct {
 	kernel
-	rate int // ln, in steps of rateStep
+	rate int // ln(rate), in steps of rateStep
 }
 
-// rateStep is a difference in ln(rate). Loads whose rates differ by less fluctuate about equally: the fluctuation
-// depends only on the square root of the number of requests within a kernel.
+// rateStep is a difference in ln(rate). Rates that differ by less have about the same fluctuation, which depends only
+// on the square root of the number of requests within a kernel.
 const rateStep = 0.02
 
 // A fluctuation is the distribution of the load around requests in the long run.
@@ -108,8 +109,8 @@ type bin struct {
 // even is the fluctuation of evenly spread requests of equal size.
 var even = fluctuation{{0, 1}}
 
-// at returns the fluctuation of the population's load at a rate. At a low rate few requests are within the kernel, and
-// the load around them varies more.
+// at returns the fluctuation of the population's load at a rate. At a low rate few requests are due within tau of the
+// kernel, so the load around them varies more.
 func (p *Population) at(k kernel, rate float64) fluctuation {
 	if p == nil || len(p.Due) == 0 {
 		return even
@@ -128,13 +129,13 @@ func (p *Population) at(k kernel, rate float64) fluctuation {
 	return f
 }
 
-// through computes the fluctuation at a rate.
+// through computes the fluctuation at a rate, which the method at keeps in known.
 func (p *Population) through(k kernel, rate float64) fluctuation {
 	due := make([]float64, len(p.Due))
 	for i, at := range p.Due {
 		due[i] = at / rate
 	}
-	edge := min(int(4*k.tau*rate), len(due)/4) // the requests at both ends have no load on one side
+	edge := min(int(4*k.tau*rate), len(due)/4) // leave out the requests at both ends, which have no load on one side
 	all := Stretch{Due: due, Prompt: p.Prompt, Answer: p.Answer, First: edge, Counted: len(due) - 2*edge}.surplus(k, rate)
 	least := slices.Min(all)
 	f := make(fluctuation, int((slices.Max(all)-least)/binWidth)+1)
@@ -151,8 +152,8 @@ func (p *Population) through(k kernel, rate float64) fluctuation {
 	return f
 }
 
-// share returns the long-run share of requests that break the limit at a rate, and its derivatives by the coefficients
-// of the fit. The derivative of the share by ln rate is its derivative by a, times the steepness.
+// share returns the long-run share of requests that break the limit at a rate. gradient has its derivatives with
+// respect to the coefficients of the fit. Its derivative with respect to ln rate is gradient[0] times the steepness.
 func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [3]float64) {
 	steep, passing := f.steepness(), f.passing()
 	for _, bin := range load {
@@ -166,15 +167,15 @@ func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [
 	return share, gradient
 }
 
-// maxDistance is the greatest distance of a boundary from the probes, in ln rate: a factor of 3.
+// maxDistance is how far a boundary may be from the center of its fit, in ln rate: a factor of 3.
 const maxDistance = 1.1
 
-// boundary returns ln of the rate at which the allowed share of requests breaks the limit in the long run, and its
-// gradient by the coefficients. ok is false where the share does not grow with the rate, and where the boundary is
-// farther than maxDistance.
+// boundary returns ln of the rate at which the allowed share of requests breaks the limit in the long run. gradient has
+// its derivatives with respect to the coefficients. ok is false if the boundary is farther than maxDistance, such as
+// when the share hardly grows with the rate.
 func (f fit) boundary(p *Population, allowed float64) (logRate float64, gradient [3]float64, ok bool) {
 	logRate = f.center
-	for range 2 { // the second time with the fluctuation at the rate that was found
+	for range 2 { // the second time with the load at the rate that the first time found
 		load := p.at(f.kernel, math.Exp(logRate))
 		low, high := f.center-maxDistance, f.center+maxDistance
 		if least, _ := f.share(load, low); least > allowed {

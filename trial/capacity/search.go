@@ -11,44 +11,45 @@ import (
 	"vllmtuner/render"
 )
 
-// A Search says how to look for a capacity. It gallops from a hint until a passing and a failing rate are known, and
-// halves this bracket in log rate. Then it estimates, from the requests of all probes, the rate at which in the long
-// run just as many requests break a limit as may. With a Precision it goes on probing near that rate until the answer
-// is that sure.
+// A Search says how to look for a capacity. It begins at a hint and changes the rate in growing steps (gallops) until
+// it knows a rate that passed and a rate that failed. Then it halves this bracket in ln rate. From the requests of all
+// probes it estimates the rate at which exactly the allowed share of requests breaks a limit in the long run. With a
+// Precision it goes on probing near that rate until the answer is precise enough.
 //
-// The steps so far alone decide the next rate. A search that knows some of its steps therefore goes on as it did before.
+// The steps so far alone decide the next rate. A search that is resumed with its steps therefore goes on as if it had
+// not been interrupted.
 type Search struct {
 	Hint      float64 // first rate, requests per second
-	Min, Max  float64 // rates are never outside
-	Factor    float64 // of the first gallop step, > 1; the n-th step is Factor^n, so that a wrong hint costs few probes
+	Min, Max  float64 // lowest and highest rate that may be probed
+	Factor    float64 // > 1; gallop step n changes the rate by Factor^n, so that a wrong hint costs few probes
 	Tolerance float64 // the bracket is narrow enough when high/low - 1 is no more than this, > 0
 	MaxProbes int     // the search stops after this many probes and answers with what it knows; at least 1
-	Known     []Step  // probed before an interruption, in order; MaxProbes counts them too
+	Known     []Step  // steps before an interruption, in order; MaxProbes counts them too
 
-	Precision  float64     // wanted half width of the 95 % interval, as a part of the rate; 0 is content with the bracket
-	Population *Population // the workload in the long run; nil means even arrivals of equal requests
+	Precision  float64     // wanted half width of the 95 % interval, as a fraction of the rate; 0 means that the bracket is enough
+	Population *Population // the workload in the long run; nil means evenly spread requests of equal size
 
 	Cost   func(rate float64) time.Duration // how long a probe takes, for Budget and Forecast; nil means no time
-	Budget time.Duration                    // no probe begins that would exceed it; 0 means no limit
-	Plan   func(Forecast)                   // called once, when a bracket is known, with the cost of the Precision; may be nil
+	Budget time.Duration                    // for all probes; a probe that would exceed it does not begin; 0 means no limit
+	Plan   func(Forecast)                   // called once, when a bracket is known, with the forecast for Precision; may be nil
 }
 
-// A Forecast says what the wanted Precision will cost. The search keeps to its forecast within a quarter, unless later
-// verdicts undo the bracket and the search has to find another.
+// A Forecast says what the wanted Precision will cost. The search makes at most a quarter more or fewer probes than
+// forecast. It may need more if later verdicts undo the bracket, because it then has to find another one.
 type Forecast struct {
 	Rate      float64       // estimated so far
-	Precision float64       // half the width of the interval now, as a part of the rate
-	Reaches   float64       // half the width after the further probes; more than was wanted if MaxProbes or the model allows no less
-	Probes    int           // how many further probes
-	Takes     time.Duration // time of the further probes, by Cost
+	Precision float64       // half width of the interval now, as a fraction of the rate
+	Reaches   float64       // half width after the further probes; larger than wanted if MaxProbes or the error of the model prevents it
+	Probes    int           // number of further probes
+	Takes     time.Duration // time of the further probes, according to Cost
 }
 
-// Find runs the search. It fails when a probe does, and then also returns the capacity by the probes before.
+// Find runs the search. If probe returns an error, Find returns it, with the capacity that is known so far.
 func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 	l := searchState{Search: s}
 	for _, step := range s.Known {
 		if s.Precision > 0 {
-			l.next() // makes the forecast where it was made
+			l.next() // repeats the forecast after the same step as before the interruption
 		}
 		l.add(step)
 	}
@@ -66,17 +67,17 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 	}
 }
 
-// A searchState is the state of a search. It follows from the steps alone.
+// A searchState is the state of a search. It follows from the settings and the steps alone.
 type searchState struct {
 	Search
 	steps     []Step
-	low, high *Step // the bracket; see bracket where verdicts contradict one another
+	low, high *Step // the bracket, as the function bracket returns it
 	spent     time.Duration
-	narrowed  int       // number of steps until the bracket was within the tolerance; 0 while it is not
-	forecast  *Forecast // nil until there is a bracket, and without a Precision
+	narrowed  int       // number of steps when the bracket was first within the tolerance; 0 before
+	forecast  *Forecast // nil until there is a bracket; always nil without a Precision
 	planned   int       // number of steps when the forecast was made
 
-	known     bool // located and canLocate are up to date
+	known     bool // whether located and canLocate are up to date
 	located   estimate
 	canLocate bool
 }
@@ -101,13 +102,13 @@ func (l *searchState) add(step Step) {
 // passed reports whether a step passed with the load generator in time.
 func (s Step) passed() bool { return s.Pass && s.Limited == "" }
 
-// bracket returns the passing and the failing step between which the capacity lies. If a pass lies above a fail, bracket
-// splits the steps at a rate such that the fewest verdicts contradict the split; of equal splits it takes the lowest.
-// Steps with a late load generator have no vote: see withLate.
+// bracket returns the passing and the failing step between which the capacity lies. If a pass lies above a fail,
+// bracket splits the sorted steps where the fewest verdicts contradict the split. Of several such splits it takes the
+// lowest. Steps with a late load generator do not count here; withLate adds them.
 func bracket(steps []Step) (low, high *Step) {
 	sorted := byRate(inTime(steps))
 	best, at := len(sorted)+1, 0
-	for split := range len(sorted) + 1 { // the first split steps should pass, the others fail
+	for split := range len(sorted) + 1 { // below the split all steps should pass, above it all should fail
 		wrong := 0
 		for i, step := range sorted {
 			if step.Pass != (i < split) {
@@ -153,12 +154,12 @@ func withLate(steps []Step, low, high *Step) (*Step, *Step) {
 	return low, high
 }
 
-// inTime returns the steps without those that the load generator may have decided.
+// inTime returns the steps in which the load generator was in time.
 func inTime(steps []Step) []Step {
 	return slices.DeleteFunc(slices.Clone(steps), func(s Step) bool { return s.Limited != "" })
 }
 
-// next returns the rate to probe, or why the search is over.
+// next returns the next rate to probe. If the search is over, it returns the reason as why.
 func (l *searchState) next() (rate float64, why string) {
 	if len(l.steps) == 0 {
 		return l.round(l.Hint), ""
@@ -187,8 +188,8 @@ func (l *searchState) next() (rate float64, why string) {
 	return rate, ""
 }
 
-// justLimited reports whether the last probe failed by a late load generator, for the first time at its rate. A second
-// try may do better.
+// justLimited reports whether the last probe failed with a late load generator, for the first time at its rate. That
+// rate is then probed again.
 func (l *searchState) justLimited() bool {
 	last := l.steps[len(l.steps)-1]
 	return !last.Pass && len(l.steps) < l.MaxProbes && l.limitedOnce(last)
@@ -205,7 +206,8 @@ func (l *searchState) limitedOnce(step Step) bool {
 	return step.Limited != "" && times == 1
 }
 
-// bracketed reports whether single requests can sharpen the bracket.
+// bracketed reports whether there is a bracket, both ends were measured with the load generator in time, and slow
+// requests caused the fail. Only then can single requests make the answer more precise.
 func (l *searchState) bracketed() bool {
 	return l.low != nil && l.low.Limited == "" && l.high != nil && l.high.Limited == "" && l.high.byRequests()
 }
@@ -218,7 +220,8 @@ func (l *searchState) precision() string {
 	return fmt.Sprintf("known to ±%.2g %%", 100*halfWidth(e.stdErr))
 }
 
-// narrow gallops and halves until the bracket is within the tolerance.
+// narrow returns the next rate that finds or halves the bracket. When no such rate is left, it returns the reason as
+// why.
 func (l *searchState) narrow() (rate float64, why string) {
 	low, high := l.low, l.high
 	switch {
@@ -240,8 +243,8 @@ func (l *searchState) narrow() (rate float64, why string) {
 	return rate, ""
 }
 
-// stride is the factor of the next gallop step. It grows from step to step. It stays small once later verdicts have undone
-// a bracket, because the boundary is then near.
+// stride is the factor of the next gallop step, which grows from step to step. If later verdicts have undone a bracket,
+// the factor stays small, because the boundary is near.
 func (l *searchState) stride() float64 {
 	if l.narrowed > 0 {
 		return l.Factor
@@ -249,21 +252,21 @@ func (l *searchState) stride() float64 {
 	return math.Pow(l.Factor, float64(len(l.steps)))
 }
 
-// sharpenAt are the rates of the probes that sharpen an estimate, as parts of the estimated rate. A probe above that rate
-// sees more slow requests. A probe below it shows how fast their share falls.
+// sharpenAt are the rates of the probes that make an estimate more precise, relative to the estimated rate. A probe
+// above that rate sees more slow requests. A probe below it shows how fast their share falls.
 var sharpenAt = []float64{1.05, 0.97}
 
-// Once a search has a bracket, it makes up to maxExtra more probes before its forecast. It repeats the failed rate if
+// A search with a bracket makes up to maxExtra more probes before its forecast. It probes the failed rate again if
 // probes near the boundary saw fewer than fewBursts bursts. If such a probe undoes the bracket, the search looks for
-// another.
+// another one.
 const (
 	maxExtra  = 2
 	fewBursts = 2
 )
 
-// sharpen returns a rate near the boundary, or why no further probe is needed. It repeats a rate that failed by a single
-// burst, because that may be chance. It probes an estimate that lies outside the bracket. It goes on until the answer
-// has the wanted precision.
+// sharpen returns the next rate near the boundary, or why no further probe is needed. It repeats a rate that failed by
+// a single burst, because that may be chance. If the estimate lies outside the bracket, it returns the estimated rate.
+// It goes on until the answer has the wanted precision.
 func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 	e, ok := l.estimate()
 	if !ok {
@@ -296,22 +299,23 @@ func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 	return l.round(at * sharpenAt[done%len(sharpenAt)]), ""
 }
 
-// aim is the precision at which the search stops: the wanted precision, or a fifth more than the error of the model alone
-// if that is more. Beyond it further probes would gain next to nothing.
+// aim is the half width of the interval at which the search stops. It is the wanted precision, but at least 1.2 times
+// the half width that the error of the model alone causes. Further probes would hardly improve on that.
 func (l *searchState) aim(e *estimate) float64 {
 	return max(l.Precision, 1.2*halfWidth(modelError/e.fit.steepness()))
 }
 
-// A search keeps to its forecast within a quarter, because others who share the GPU rely on it.
+// A search makes between 0.75 and 1.25 times the forecast number of probes, because others who share the GPU rely on
+// the forecast.
 func (f Forecast) least() int { return int(math.Ceil(0.75 * float64(f.Probes))) }
 func (f Forecast) most() int  { return max(f.Probes, int(1.25*float64(f.Probes))) }
 
-// foresee says how many more probes are needed, by the information that they are expected to bring.
+// foresee forecasts how many more probes are needed, from the information that each probe is expected to bring.
 func (l *searchState) foresee(e *estimate) Forecast {
 	f := Forecast{Rate: math.Exp(e.logRate), Precision: halfWidth(e.stdErr)}
 	requests, near := 0.0, 0.0
 	for _, step := range l.steps {
-		if step.Evidence == nil { // a step that the load generator may have decided
+		if step.Evidence == nil { // the load generator was late in this step
 			continue
 		}
 		weight := nearness(math.Log(step.Rate / f.Rate))
@@ -337,12 +341,13 @@ func (l *searchState) foresee(e *estimate) Forecast {
 	return f
 }
 
-// round returns a rate of three digits within Min..Max. Such a rate is readable, and more often the same in two trials.
+// round returns a rate of three digits between Min and Max. Such a rate is readable, and two trials more often probe
+// the same rate.
 func (s Search) round(rate float64) float64 { return max(s.Min, min(s.Max, ThreeDigits(rate))) }
 
-// ThreeDigits keeps three significant digits of a rate.
+// ThreeDigits rounds a rate to three significant digits.
 func ThreeDigits(rate float64) float64 {
-	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64) // FormatFloat wrote the text, so it is a number
+	rounded, _ := strconv.ParseFloat(strconv.FormatFloat(rate, 'g', 3, 64), 64) // no error: FormatFloat wrote the number
 	return rounded
 }
 

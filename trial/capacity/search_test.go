@@ -10,7 +10,8 @@ import (
 	"time"
 )
 
-// truth probes a server whose headroom falls by one for each factor of two in the rate.
+// truth returns a Probe of a server whose headroom falls by one each time the rate doubles. It appends each rate to
+// probed.
 func truth(capacity float64, probed *[]float64) Probe {
 	return func(_ context.Context, rate float64) (Outcome, error) {
 		*probed = append(*probed, rate)
@@ -58,8 +59,8 @@ func TestFind(t *testing.T) {
 	}
 }
 
-// The search ends for any verdicts, even random ones that contradict each other. It stays between its lowest and highest rate, and
-// its answer is inside its bracket.
+// The search ends for any verdicts, even random ones that contradict each other. It stays between Min and Max, and its
+// answer is inside its bracket.
 func TestFindEndsForAnyAnswers(t *testing.T) {
 	for seed := range uint64(2000) {
 		rng := rand.New(rand.NewPCG(seed, 1))
@@ -82,8 +83,8 @@ func TestFindEndsForAnyAnswers(t *testing.T) {
 	}
 }
 
-// A load generator that cannot keep up does not limit the server. A rate that passed is a lower bound. The bound is sure only if the
-// generator was in time.
+// A late load generator says nothing about the server. A rate that passed is a lower bound. The bound is sure only if
+// the generator was in time.
 func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
 	limitedFrom := func(limit float64, pass bool) Probe {
 		return func(_ context.Context, rate float64) (Outcome, error) {
@@ -129,7 +130,7 @@ func TestALostBracketIsLookedForNearby(t *testing.T) {
 
 // A failed request or a growing queue fails a probe whose other requests kept the limits. Those requests do not outvote the fail.
 func TestAFailThatNoRequestExplainsStands(t *testing.T) {
-	const cliff = 5.08 // the limits alone would allow 6.35
+	const cliff = 5.08 // the latency limits alone would allow 6.35
 	for seed := range uint64(4) {
 		s := &synthetic{max: 9, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 8))}
 		probe := s.probe(240, 1)

@@ -13,13 +13,13 @@ type Step struct {
 	Outcome
 }
 
-// Highest returns the capacity of a sweep. Its Rate is the highest load of the grid that kept the SLO. High is the next
-// load that failed; loads between the two were not measured. A step that the load generator may have decided is neither
-// a pass nor a fail. Where it lies between Rate and High, the capacity is AtLeast and Limited. Where nothing passed,
-// the capacity then has no Bound.
+// Highest returns the capacity of a sweep. Its Rate is the highest load that passed. High is the lowest load above it
+// that failed; loads between the two were not measured. A step with a late load generator is neither a pass nor a fail.
+// If such a step lies between Rate and High, the capacity is AtLeast and Limited. If it lies below High and nothing
+// passed, the capacity has no Bound.
 //
-// below are the failed loads under Rate, ascending. Where there are any, the verdicts are not monotone, and the
-// capacity is a matter of chance. Without steps the capacity is zero, and has no Bound.
+// below are the failed loads under Rate, ascending. If there are any, the verdicts are not monotone, and the capacity
+// depends on chance. Without steps the capacity is zero, and has no Bound.
 func Highest(steps []Step) (c Capacity, below []float64) {
 	c.Probes = len(steps)
 	var low, high *Step
@@ -74,8 +74,8 @@ func Highest(steps []Step) (c Capacity, below []float64) {
 	return c, below
 }
 
-// lateBetween returns why the load generator was late at a load between two steps, or "", and all loads at which it was
-// late. A nil step is no bound.
+// lateBetween returns two texts. between says why the load generator was late at a load between low and high, or is "".
+// all lists every load at which it was late. If low or high is nil, that side has no end.
 func lateBetween(steps []Step, low, high *Step) (between, all string) {
 	var loads []float64
 	reasons := map[float64]string{}

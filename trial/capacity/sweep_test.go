@@ -32,7 +32,7 @@ func TestHighestReadsAGrid(t *testing.T) {
 		{"a late client alone says nothing", "0.5l 1l 2l 4l", 0, 0, 0, "", "", nil},
 	} {
 		all := said(t, row.steps)
-		slices.Reverse(all) // the order does not matter
+		slices.Reverse(all) // Highest must not depend on the order
 		c, below := Highest(all)
 		if c.Rate != row.rate || c.Low != row.low || c.High != row.high || c.Bound != row.bound || c.Binding != row.binding || !slices.Equal(below, row.below) {
 			t.Errorf("%s: Highest(%s) = %+v, below %v; want rate %g, low %g, high %g, %q by %q, below %v", row.name, row.steps, c, below, row.rate, row.low, row.high, row.bound, row.binding, row.below)
@@ -126,7 +126,7 @@ func TestNoAnswerSaysMoreThanWasSeen(t *testing.T) {
 		c, err := s.Find(t.Context(), func(_ context.Context, rate float64) (Outcome, error) {
 			h := math.Log2(carries / rate)
 			o := Outcome{Pass: h >= 0, Headroom: h, Binding: "p99 TTFT"}
-			if rng.Float64() < busy { // a late generator thins bursts, so a rate just above may pass; lateness may fail any rate below
+			if rng.Float64() < busy { // a late generator makes bursts smaller, so a rate just above the capacity may pass; lateness may fail any rate below
 				o.Limited = late
 				o.Pass = rng.IntN(2) == 0 && rate < 1.1*carries
 				if rate > carries && !o.Pass {

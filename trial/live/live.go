@@ -1,5 +1,5 @@
-// Package live is the Server and the Load of a trial on this machine: a real server with its log, and requests over HTTP. It
-// never judges what it measured. Package simload is the same in virtual time.
+// Package live provides the Server and the Load of a trial on this machine: a real server with its log, and requests
+// over HTTP. It never judges what it measured. Package simload provides the same in virtual time.
 package live
 
 import (
@@ -19,29 +19,29 @@ import (
 
 // A Rig starts the servers of one study.
 type Rig struct {
-	Dir     string           // of the study: for logs and the process record
-	Server  serverctl.Config // without Args, Log, Progress and OnRecord
+	Dir     string           // directory of the study, for logs and the process record
+	Server  serverctl.Config // Start sets Args, Log, Progress and OnRecord
 	Source  workload.Source
 	Request Request
-	Bench   []string // the command vllm bench serve, which then sends the load; empty means the tuner's own client
+	Bench   []string // the command vllm bench serve, if it sends the load; empty means the tuner's own client
 
-	checked bool // a server has counted the tokens of all texts
+	checked bool // whether a server has already counted the tokens of all texts
 }
 
-// Request says how the client asks.
+// Request has the settings of the client's requests.
 type Request struct {
 	Endpoint   string
-	ITL        bool    // record the times between tokens
-	Natural    bool    // answers end where the model ends them
-	Burstiness float64 // of the arrivals of vllm bench serve; 0 means Poisson
+	ITL        bool    // whether to record the times between tokens
+	Natural    bool    // whether the model decides where an answer ends
+	Burstiness float64 // burstiness of the arrivals in vllm bench serve; 0 means Poisson arrivals
 }
 
-// maxIdle is how long a request may go without a byte. Priming may overload a small server on purpose, so a wait of minutes is no
-// failure. A probe whose requests wait that long has already failed and ended.
+// maxIdle is how long a request may wait for its next byte. Priming may overload a small server on purpose, so a wait
+// of minutes is no failure. A probe whose requests wait that long has already failed and ended.
 const maxIdle = 10 * time.Minute
 
-// Start starts a server with its log and its process record, and returns it with its load. The error wraps a
-// *bench.PreflightError when a text of the workload is too long for the model.
+// Start starts a server with its log and its process record, and returns it with its load. If a text of the workload is
+// too long for the model, the error wraps a *bench.PreflightError.
 func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 	log := logs.Create(r.Dir, launch.Number)
 	config := r.Server
@@ -49,7 +49,7 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 	config.OnRecord = func(record proc.Record) error { return writeRecord(r.Dir, record) }
 	server, err := serverctl.Start(ctx, config)
 	if err != nil {
-		_, left := Reclaim(r.Dir) // a failed start usually leaves no process
+		_, left := Reclaim(r.Dir) // ends a process that the failed start left, which is rare
 		if lost := log.Close(); lost != nil {
 			launch.Progress(lost.Error())
 		}
@@ -74,8 +74,8 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 	return logged, load, nil
 }
 
-// checkLengths finds texts that are too long for the model. Only a server can count their tokens; the first one does it for
-// all. A failure that is not the workload's counts as the server's.
+// checkLengths finds texts that are too long for the model. Only a server can count their tokens, so the first server
+// checks the texts for all trials. Any other failure counts as a failure of the server.
 func (r *Rig) checkLengths(ctx context.Context, client *bench.Client, server *serverctl.Server) error {
 	maxModelLen := server.Facts().MaxModelLen
 	if r.checked || maxModelLen == 0 || r.Source.Len() == 0 {
@@ -105,16 +105,17 @@ type loggedServer struct {
 	dir  string
 	once sync.Once
 
-	logErr error // the log is incomplete
+	logErr error // set if the log is incomplete
 	err    error // the record remains
 }
 
-// Stop ends the server, its log and its record. An incomplete log is reported, but it does not end the study.
+// Stop stops the server, closes its log and removes its record. An incomplete log is reported, but it does not end the
+// study.
 func (s *loggedServer) Stop(ctx context.Context) (serverctl.Ended, error) {
 	ended, err := s.Server.Stop(ctx)
 	s.once.Do(func() {
 		s.logErr = s.log.Close()
-		if err == nil { // else the next run needs the record to end what is left
+		if err == nil { // otherwise the next run needs the record to end the remaining processes
 			s.err = removeRecord(s.dir)
 		}
 	})

@@ -14,7 +14,7 @@ import (
 	"vllmtuner/serverctl/proc"
 )
 
-// RecordFile holds the process of the running server. If this tuner is killed, the next run ends that process.
+// RecordFile identifies the process of the running server. If this tuner is killed, the next run ends that process.
 const RecordFile = "server.json"
 
 func writeRecord(dir string, r proc.Record) error {
@@ -33,7 +33,7 @@ func writeRecord(dir string, r proc.Record) error {
 	return os.Rename(temp.Name(), filepath.Join(dir, RecordFile))
 }
 
-// removeRecord is called when the server is gone.
+// removeRecord removes the process record when the server is gone. A missing record is no error.
 func removeRecord(dir string) error {
 	if err := os.Remove(filepath.Join(dir, RecordFile)); !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -41,10 +41,10 @@ func removeRecord(dir string) error {
 	return nil
 }
 
-// maxRecord is far more than any record takes, in bytes.
+// maxRecord limits how much of a record is read, in bytes. It is far more than any record takes.
 const maxRecord = 1 << 20
 
-// A RecordError says that a process record makes no sense. Nobody but the user can tell whether its server still runs.
+// A RecordError says that a process record cannot be read. Only the user can find out whether its server still runs.
 type RecordError struct {
 	path string
 	err  error
@@ -57,7 +57,7 @@ func (e *RecordError) Error() string {
 
 func (e *RecordError) Unwrap() error { return e.err }
 
-// readRecord returns nil when there is no record. The error is a *RecordError, or an error of the disk.
+// readRecord returns nil if there is no record. The error is a *RecordError, or an error of the disk.
 func readRecord(dir string) (*proc.Record, error) {
 	path := filepath.Join(dir, RecordFile)
 	file, err := foreign.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
@@ -69,7 +69,7 @@ func readRecord(dir string) (*proc.Record, error) {
 	if opened {
 		err = errors.Join(json.NewDecoder(io.LimitReader(file, maxRecord)).Decode(&r), file.Close())
 	}
-	if _, isDisk := errors.AsType[*fs.PathError](err); isDisk { // the next try, or another user, may succeed
+	if _, isDisk := errors.AsType[*fs.PathError](err); isDisk { // no *RecordError, because the next try or another user may succeed
 		return nil, fmt.Errorf("%s names the server that a killed run may have left: %w", path, err)
 	}
 	if opened && (err != nil || r.PID <= 0 || r.Token == "") {
@@ -81,8 +81,8 @@ func readRecord(dir string) (*proc.Record, error) {
 	return &r, nil
 }
 
-// CheckRecord returns what is wrong with the process record in a study's directory, before a run takes the study over. It
-// ignores errors of the directory itself, which opening the study explains better.
+// CheckRecord returns what is wrong with the process record in a study's directory, before a run takes the study over.
+// It ignores errors of the directory itself, because opening the study explains them better.
 func CheckRecord(dir string) error {
 	_, err := readRecord(dir)
 	for _, ofDir := range []error{fs.ErrPermission, syscall.ENOTDIR, syscall.ELOOP} {

@@ -13,7 +13,7 @@ import (
 func TestCheckRecord(t *testing.T) {
 	for _, row := range []struct {
 		name, text string
-		want       string // in the error; empty means none
+		want       string // a part of the error; empty means no error
 	}{
 		{"a record of this version", "", ""},
 		{"a record that was cut off", `{"pid": 4`, "server.json names the server that a killed run may have left, but it cannot be read: it names no server"},

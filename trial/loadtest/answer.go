@@ -13,7 +13,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// An Answer is the result of a search, as programs read it.
+// An Answer is the result of a search in the form for programs, such as JSON.
 type Answer struct {
 	Capacity capacity.Capacity `json:"capacity"` // without its steps, which are in Runs
 	Met      bool              `json:"met"`      // a rate kept the SLO with the load generator in time; else capacity.rate is the lowest rate that failed, or passed late
@@ -26,7 +26,7 @@ type Answer struct {
 	ended  bool // the user or an error ended the search
 }
 
-// An AnswerRun is what one run says of the capacity.
+// An AnswerRun is one run of a search with its verdict.
 type AnswerRun struct {
 	Rate     float64         `json:"rate"`
 	Pass     bool            `json:"pass"`
@@ -36,7 +36,7 @@ type AnswerRun struct {
 	InFlight float64         `json:"in_flight"` // mean number of requests; 0 when none was completed
 	Measured []trial.Reading `json:"measured"`
 
-	failing string // how many requests failed; "" if not too many
+	failing string // a text with the number of failed requests; "" if they are not too many
 }
 
 func newAnswer(found capacity.Capacity, s *Search) Answer {
@@ -55,7 +55,8 @@ func newAnswer(found capacity.Capacity, s *Search) Answer {
 	return a
 }
 
-// failing says how many requests failed. It returns "" unless they were too many for the error rate or a limit on a latency.
+// failing returns a text with the number of failed requests. It returns "" if they are not too many for the error rate
+// or for a latency limit.
 func failing(v slo.Verdict) string {
 	tooMany := slices.Contains(v.Broken(), "errors")
 	for _, c := range v.Checks {
@@ -66,7 +67,7 @@ func failing(v slo.Verdict) string {
 	return ""
 }
 
-// text is the answer for people.
+// text returns the answer as a text for people.
 func (a Answer) text() string {
 	var t render.Text
 	c := a.Capacity
@@ -123,7 +124,8 @@ func (a Answer) runsText() string {
 // maxAlone is the highest mean number of requests in flight at which requests hardly ever overlap.
 const maxAlone = 0.5
 
-// writeFloor reports a search in which every rate failed: the measurement at the lowest rate, and what may help.
+// writeFloor reports a search in which every rate failed. It writes what was measured at the lowest rate, and what may
+// help.
 func (a Answer) writeFloor(t *render.Text) {
 	f := a.Floor
 	none := "none"

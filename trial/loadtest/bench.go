@@ -24,12 +24,12 @@ type Bench struct {
 	Client *bench.Client
 	Sender trial.ClosedLoad // sends the requests; nil means Client
 	Load   Load
-	Runs   []Run         // in order; a search has one, only to check the lengths of its requests beforehand
+	Runs   []Run         // in order; a search has a single run here, which serves only to check the lengths of its requests
 	SLO    *slo.SLO      // may be nil
 	Limits []bench.Limit // of goodput
-	Search *Search       // nil unless the capacity is searched
+	Search *Search       // nil if no capacity is searched
 
-	ResetCache bool      // empty the prefix cache before each run
+	ResetCache bool      // whether to empty the prefix cache before each run
 	Notes      io.Writer // gets notes and progress for people
 }
 
@@ -44,10 +44,11 @@ type interruptedError string
 
 func (e interruptedError) Error() string { return string(e) }
 
-// Is reports that the user ended the context.
+// Is makes the error match context.Canceled, because the user ended the run.
 func (interruptedError) Is(target error) bool { return target == context.Canceled }
 
-// Preflight checks that the server can answer the runs. It sets the client's model to the first that the server lists.
+// Preflight checks that the server can answer the runs. It sets the client's model to the first model that the server
+// lists.
 func (b *Bench) Preflight(ctx context.Context) error {
 	info, err := b.Client.Preflight(ctx)
 	if err != nil {
@@ -64,7 +65,8 @@ func (b *Bench) Preflight(ctx context.Context) error {
 	return err
 }
 
-// maxChecked is how many requests of each run Preflight checks. To draw millions of prompts twice would take minutes.
+// maxChecked is how many requests of each run Preflight checks. The check generates each prompt a second time, which
+// would take minutes for millions of prompts.
 const maxChecked = 20_000
 
 // requests returns the requests of the runs, without their run-outs, so that Preflight can check their lengths.
@@ -87,7 +89,7 @@ func (b *Bench) requests() iter.Seq[*workload.Request] {
 	}
 }
 
-// Sweep makes the runs one after the other, whatever the results of the earlier ones are.
+// Sweep makes all runs, one after the other. It goes on after a run that breaks the SLO.
 func (b *Bench) Sweep(ctx context.Context, report *Report) error {
 	var steps []capacity.Step
 	for _, planned := range b.Runs {
@@ -103,7 +105,7 @@ func (b *Bench) Sweep(ctx context.Context, report *Report) error {
 	return report.Finish(steps)
 }
 
-// measure makes one run. stop may end it early; it may be nil.
+// measure makes one run. stop may end the run early; a nil stop never does.
 func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Result, error) {
 	if b.ResetCache {
 		if err := b.Client.ResetCache(ctx); err != nil {
@@ -132,7 +134,7 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 	}
 	if b.SLO != nil && run.Tally == nil {
 		n := planned.planned
-		if b.Load.Live { // n conversations were planned, and their turns are judged
+		if b.Load.Live { // planned counts conversations, but every turn is judged
 			n = len(run.Samples)
 		}
 		v := b.SLO.Judge(b.rules().Apply(run.Samples), n, run.Elapsed)
@@ -147,8 +149,8 @@ func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Resu
 	return r, nil
 }
 
-// checkAlive asks the server for two tokens if a search ended a run early and no request was completed. It tells a dead server from
-// a slow one. Other runs wait until their requests have failed, so they need no check.
+// checkAlive asks the server for two tokens if a search ended a run early and no request was completed. This
+// distinguishes a dead server from a slow one. Other runs wait until their requests have failed, so they need no check.
 func (b *Bench) checkAlive(ctx context.Context, planned Run, run bench.Run) error {
 	if !run.Silent() || b.Search == nil || b.Sender != nil {
 		return nil
@@ -170,7 +172,7 @@ func (b *Bench) workload() string {
 
 func (b *Bench) rules() bench.Rules { return b.Client.Rules.For(b.Client.Endpoint) }
 
-// byRules returns a Stop that applies the rules to the samples and then asks stop.
+// byRules returns a Stop that applies the client's rules to the samples and passes them to stop.
 func (b *Bench) byRules(stop bench.Stop) bench.Stop {
 	if stop == nil {
 		return nil

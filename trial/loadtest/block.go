@@ -11,7 +11,7 @@ import (
 	"vllmtuner/render"
 )
 
-// A block is the text of one run.
+// A block is the text that reports one run.
 type block struct{ render.Text }
 
 func (t *block) row(name, format string, v any) {
@@ -19,7 +19,7 @@ func (t *block) row(name, format string, v any) {
 }
 
 func (t *block) title(text string, rule string) {
-	const width = 50 // of vllm bench serve's own block
+	const width = 50 // as in the output of vllm bench serve
 	if text != "" {
 		text = " " + text + " "
 	}
@@ -27,7 +27,7 @@ func (t *block) title(text string, rule string) {
 	t.WriteString(strings.Repeat(rule, left) + text + strings.Repeat(rule, width-left-len(text)) + "\n")
 }
 
-// writeBlock writes one run under the names of vllm bench serve (0.14.1 and 0.33), and adds figures of its own.
+// writeBlock writes one run with the row names of vllm bench serve (0.14.1 and 0.33), and adds rows of its own.
 func writeBlock(w io.Writer, r Result, workload string) error {
 	var t block
 	m := r.Measurement
@@ -82,7 +82,7 @@ func writeBlock(w io.Writer, r Result, workload string) error {
 	return t.Flush(w)
 }
 
-// counts says what was sent and how it ended.
+// counts writes how many requests were sent and how they ended.
 func (t *block) counts(r Result) {
 	m := r.Measurement
 	t.row("Successful requests:", "%d", m.Completed)
@@ -109,7 +109,7 @@ func (t *block) counts(r Result) {
 	t.row("Total generated tokens:", "%d", m.OutputTokens)
 }
 
-// client says how late the load generator was, and how much CPU time it took.
+// client writes how late the load generator was, and how much CPU time it took.
 func (t *block) client(m bench.Measurement) {
 	l := m.Lateness
 	t.title("Client", "-")

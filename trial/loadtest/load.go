@@ -8,17 +8,17 @@ import (
 	"vllmtuner/trial"
 )
 
-// A Load says what is asked and when, at any rate or concurrency.
+// A Load says which requests are sent and when, at any rate or concurrency.
 type Load struct {
-	Source      workload.Source // nil when a trace holds the requests
-	Live        bool            // the source's requests begin conversations
+	Source      workload.Source // nil if a trace holds the requests
+	Live        bool            // whether each request of Source begins a conversation
 	Seed        uint64
 	LeadIn      time.Duration
 	Window      time.Duration // minimum
-	Requests    int           // minimum; 0 means defaultRequests, or ten per stream in a closed loop
+	Requests    int           // minimum; 0 means defaultRequests, or in a closed loop ten per stream and at least 30
 	MinJudged   int           // number of requests that a verdict needs; 0 without an SLO
 	Arrivals    workload.Arrivals
-	Rescale     bool // as vllm bench serve: N requests in exactly N/rate, without lead-in and run-out
+	Rescale     bool // send N requests in exactly N/rate seconds, without lead-in and run-out, as vllm bench serve does
 	NoRunOut    bool
 	EmptyCaches bool // the prefix cache is emptied before each run, so the lead-in must not send the counted requests
 }
@@ -26,7 +26,7 @@ type Load struct {
 // MaxRequests is how many requests a run may have. Sending that many at 1,000 a second takes three hours.
 const MaxRequests = 10_000_000
 
-// CheckLength refuses a rate at which a run would have more than MaxRequests.
+// CheckLength returns an error if a run at the rate would have more than MaxRequests.
 func (l Load) CheckLength(rate float64) error {
 	if n := rate * (l.Window + l.LeadIn).Seconds(); n > MaxRequests {
 		return fmt.Errorf("%g req/s for %s are %.3g requests, and a run has at most %d; lower the rate, --seconds or --lead-in", rate, l.Window+l.LeadIn, n, MaxRequests)
@@ -34,11 +34,11 @@ func (l Load) CheckLength(rate float64) error {
 	return nil
 }
 
-// defaultRequests is how many requests an open-loop run counts. The p99 of 300 requests is the fourth slowest, so three slow
-// requests do not break a limit.
+// defaultRequests is how many requests an open-loop run counts. The p99 of 300 requests is the fourth slowest, so up to
+// three slow requests do not break a limit.
 const defaultRequests = 300
 
-// MinRequests is how many counted requests an open-loop run has at least.
+// MinRequests is the minimum number of counted requests in an open-loop run.
 func (l Load) MinRequests() int {
 	if l.Requests > 0 {
 		return l.Requests
@@ -46,7 +46,7 @@ func (l Load) MinRequests() int {
 	return defaultRequests
 }
 
-// plan is the load at a rate. Each draw has other requests at other times.
+// plan returns the load at a rate. Each draw has different requests and arrival times.
 func (l Load) plan(rate float64, draw int) workload.Plan {
 	return workload.Plan{
 		Source: l.Source, Seed: l.Seed, Rate: rate, Draw: draw, LeadIn: l.LeadIn, Window: l.Window, MinRequests: l.MinRequests(),
@@ -54,7 +54,7 @@ func (l Load) plan(rate float64, draw int) workload.Plan {
 	}
 }
 
-// Planned is how long a run at a rate takes, without its run-out, which is as long as the longest answers.
+// Planned is how long a run at a rate takes, without its run-out. The run-out is as long as the longest answers.
 func (l Load) Planned(rate float64) time.Duration {
 	n, window := l.plan(rate, 0).Counted()
 	if n == 0 || l.Rescale {
@@ -63,7 +63,7 @@ func (l Load) Planned(rate float64) time.Duration {
 	return l.LeadIn + window
 }
 
-// Open is an open-loop run at a rate. Runs of different draws share neither requests nor arrival times.
+// Open returns an open-loop run at a rate. Runs of different draws share neither requests nor arrival times.
 func (l Load) Open(rate float64, draw int) Run {
 	plan := l.plan(rate, draw)
 	r := Run{Level: trial.Level{Rate: rate}, leadIn: plan.LeadIn, schedule: l.cut(plan.Schedule())}
@@ -74,7 +74,8 @@ func (l Load) Open(rate float64, draw int) Run {
 	return r
 }
 
-// Closed is a closed-loop run. The first request of each stream is not counted, because only these are all sent at once.
+// Closed returns a closed-loop run. The first request of each stream is not counted, because the first requests are all
+// sent at once, unlike later ones.
 func (l Load) Closed(streams int) Run {
 	const minimum, perStream = 30, 10
 	loop := workload.Loop{Source: l.Source, LeadIn: streams, N: l.Requests}
@@ -87,7 +88,7 @@ func (l Load) Closed(streams int) Run {
 	return Run{Level: trial.Level{Streams: streams}, planned: loop.N, schedule: l.cut(loop.Schedule())}
 }
 
-// Ramp is a run whose rate rises or falls from one value to another.
+// Ramp returns a run whose rate rises or falls from one value to another.
 func (l Load) Ramp(from, to float64, exponential bool) Run {
 	ramp := workload.Ramp{Source: l.Source, Seed: l.Seed, From: from, To: to, Exponential: exponential, N: l.MinRequests(), Burstiness: l.Arrivals.Burstiness}
 	r := Run{from: from, to: to, schedule: l.cut(ramp.Schedule())}
@@ -95,7 +96,8 @@ func (l Load) Ramp(from, to float64, exponential bool) Run {
 	return r
 }
 
-// Replay is a run at the recorded times. If recorded is set, the trace also holds the requests, and they are sent in its order.
+// Replay returns a run with the recorded arrival times. If recorded is set, the trace also holds the requests, and they
+// are sent in its order.
 func (l Load) Replay(speed float64, recorded bool) Run {
 	replay := workload.Replay{Trace: l.Arrivals.Trace, Speed: speed, N: l.Requests}
 	if !recorded {
@@ -117,8 +119,8 @@ func (l Load) cut(schedule workload.Schedule) workload.Schedule {
 	return workload.WithoutRunOut(schedule)
 }
 
-// Nth is the load of the n-th run, from 0. If the source is endless, each run has other requests, so that the prefix cache holds
-// none of them.
+// Nth returns the load of run n, counted from 0. If the source is endless, each run has different requests, so that the
+// prefix cache holds none of them.
 func (l Load) Nth(n int) Load {
 	if l.Source != nil && l.Source.Len() == 0 && n > 0 {
 		l.Source = shifted{l.Source, n * maxRunLength}
@@ -126,7 +128,7 @@ func (l Load) Nth(n int) Load {
 	return l
 }
 
-// maxRunLength is more requests than any run draws.
+// maxRunLength is greater than the number of requests in any run.
 const maxRunLength = 1 << 30
 
 // A shifted source skips the first requests of an endless source.

@@ -16,7 +16,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A void run is not blamed on the load generator, and a run whose requests all failed is not blamed on a latency.
+// A void (unusable) run is not blamed on the load generator, and a run whose requests all failed is not blamed on a
+// latency.
 func TestASweepBlamesNeitherClientNorLatency(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: time.Second}}}
 	failed := limits.Judge([]bench.Sample{{Failure: bench.Status, End: 1}}, 1, time.Second)
@@ -35,7 +36,7 @@ func TestASweepBlamesNeitherClientNorLatency(t *testing.T) {
 	}
 }
 
-// If failed requests decide, the answer counts them and does not advise to raise a limit on a latency.
+// If failed requests decide, the answer counts them and does not advise to raise a latency limit.
 func TestFailuresAreNamedWhereTheyDecide(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: time.Second}}}
 	samples := make([]bench.Sample, 40)

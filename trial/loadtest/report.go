@@ -21,10 +21,10 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// ErrNoRunKept is the outcome when no run kept the SLO with the load generator in time.
+// ErrNoRunKept means that no run kept the SLO with the load generator in time.
 var ErrNoRunKept = errors.New("no run kept the SLO")
 
-// MoreCores says what helps where the load generator was late.
+// MoreCores tells the user what to do about a late load generator.
 const MoreCores = "run tuner where it has a core of its own at all times, beside no other work"
 
 // The formats of a Report.
@@ -38,13 +38,13 @@ const (
 // Formats lists all formats.
 var Formats = []string{FormatText, FormatCSV, FormatJSON, FormatYAML}
 
-// A Report writes the runs as they end.
+// A Report writes the result of each run when the run ends.
 type Report struct {
 	Bench  *Bench
 	Out    io.Writer
 	Format string
 	Meta   Meta
-	File   string // takes the results as JSON; "" for none
+	File   string // path of the result file, written as JSON; "" for none
 	Append bool   // add to File instead of replacing it
 
 	rows      int
@@ -52,10 +52,10 @@ type Report struct {
 	failed    []string // runs that completed no request or are void
 }
 
-// table reports whether there are several runs. Each then gets one line.
+// table reports whether there are several runs. Each run is then one line of a table.
 func (o *Report) table() bool { return len(o.Bench.Runs) > 1 || o.Bench.Search != nil }
 
-// Begin finds out before the first run whether the results can be written.
+// Begin checks before the first run that the result file can be written.
 func (o *Report) Begin() error {
 	if o.File == "" {
 		return nil
@@ -102,8 +102,8 @@ func (o *Report) add(r Result) error {
 	return writeBlock(o.Out, r, fmt.Sprintf("%s, seed %d", o.Bench.workload(), o.Bench.Load.Seed))
 }
 
-// document writes a result for programs: to the result file, and in JSON or YAML to the output. In the file each result
-// takes one line, as vllm bench serve --append-result writes it.
+// document writes a result for programs to the result file. If the format is JSON or YAML, it also writes it to Out. In
+// the file each result takes one line, as vllm bench serve --append-result writes it.
 func (o *Report) document(v any) error {
 	if o.File != "" {
 		if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil {
@@ -135,7 +135,8 @@ func (o *Report) Finish(steps []capacity.Step) error {
 	return nil
 }
 
-// keptAny is the outcome of runs with an SLO. A run that a late load generator decided is no evidence either way.
+// keptAny returns nil if a run kept the SLO, and otherwise ErrNoRunKept. A run with a late load generator counts
+// neither as kept nor as broken.
 func keptAny(steps []capacity.Step) error {
 	limited := 0
 	for _, s := range steps {
@@ -152,7 +153,8 @@ func keptAny(steps []capacity.Step) error {
 	return ErrNoRunKept
 }
 
-// capacity reports the answer of a search. In JSON and YAML the answer is the last object. People then read it among the notes.
+// capacity reports the answer of a search. In JSON and YAML the answer is the last object. The text for people then
+// goes to the notes.
 func (o *Report) capacity(a Answer) error {
 	if err := o.document(a); err != nil {
 		return err
@@ -173,7 +175,7 @@ func (o *Report) capacity(a Answer) error {
 	return nil
 }
 
-// writeJSON writes one object. Without an indent it takes one line.
+// writeJSON writes one object. With an empty indent the object takes one line.
 func writeJSON(w io.Writer, v any, indent string) error {
 	e := json.NewEncoder(w)
 	e.SetIndent("", indent)
@@ -196,20 +198,20 @@ func (o *Report) writeYAML(v any) error {
 	return err
 }
 
-// Meta is what all results of one command have in common.
+// Meta has the settings that all results of one command share.
 type Meta struct {
 	Burstiness float64
 	Metadata   map[string]string
-	Detailed   bool // list the single requests too
+	Detailed   bool // whether to list the single requests too
 }
 
-// Check finds keys of the metadata that the result has already.
+// Check returns an error if a key of the metadata is already a key of the result.
 func (m Meta) Check(b *Bench) error {
 	_, err := m.result(b, Result{})
 	return err
 }
 
-// result is one run under the names of vllm bench serve.
+// result returns one run with the field names of vllm bench serve.
 func (m Meta) result(b *Bench, r Result) (bench.VLLMResult, error) {
 	backend := "openai"
 	if b.Client.Endpoint == workload.Chat {
@@ -220,7 +222,7 @@ func (m Meta) result(b *Bench, r Result) (bench.VLLMResult, error) {
 		details = r.samples
 	}
 	measured := r.Measurement
-	if r.Measurement.Queue.N > 0 && len(r.samples) > 0 { // vLLM's latencies leave out the time that a request waits in the client
+	if r.Measurement.Queue.N > 0 && len(r.samples) > 0 { // vLLM's latencies do not include the time that a request waits in the client
 		from := bench.WithoutQueue(r.samples)
 		measured = bench.Measure(bench.Run{Samples: from, Series: r.Measurement.Series, Lateness: r.Measurement.Lateness}, r.scope)
 		measured.Queue = r.Measurement.Queue

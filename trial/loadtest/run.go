@@ -15,12 +15,12 @@ import (
 
 // A Run is a planned run: one load for one window.
 type Run struct {
-	trial.Level               // its rate may be of live sessions; both are 0 in a ramp and in a replay
-	primes      bool          // the run only fills the prefix cache and is not reported
-	from, to    float64       // requests per second of a ramp; 0 in other runs
+	trial.Level               // rate or concurrency, both 0 in a ramp and in a replay; with live sessions the rate counts sessions
+	primes      bool          // whether the run only fills the prefix cache, and is not reported
+	from, to    float64       // first and last rate of a ramp, requests per second; 0 in other runs
 	planned     int           // counted requests
-	leadIn      time.Duration // begin of the window; unused when window is 0
-	window      time.Duration // 0 when the run ends after a number of requests
+	leadIn      time.Duration // time before the window; unused when window is 0
+	window      time.Duration // length of the window; 0 if the run ends after a number of requests
 	schedule    workload.Schedule
 }
 
@@ -37,10 +37,11 @@ func (r Run) String() string {
 	return r.Level.String()
 }
 
-// Requests is how many requests are counted.
+// Requests is the number of counted requests.
 func (r Run) Requests() int { return r.planned }
 
-// InFlight is how many requests are in flight at once. It is exact in a closed loop. In an open loop it is the requests of one second.
+// InFlight returns how many requests are in flight at once. In a closed loop this is exact. In an open loop it is an
+// estimate: the requests of one second.
 func (r Run) InFlight() (n int, exact bool) {
 	if r.Streams > 0 {
 		return r.Streams, true
@@ -53,20 +54,20 @@ type Result struct {
 	Run
 	Measurement bench.Measurement
 	scope       bench.Scope
-	samples     []bench.Sample // the counted requests; none where they were too many
-	Verdict     *slo.Verdict   // nil without an SLO
+	samples     []bench.Sample // the counted requests; empty if they were too many to keep
+	Verdict     *slo.Verdict   // nil without an SLO, in a void run, or if no samples were kept
 	Limited     string         // why the load generator may have spoiled the figures; "" when it did not
 	notes       []string       // what else a reader must know
-	took        time.Duration  // from the start to the end of the last request
-	stopped     bool           // ended early, because it had already failed
+	took        time.Duration  // from the start of the run to the end of its last request
+	stopped     bool           // whether the run ended early, because it had already failed
 }
 
-// ResultOf is the result of a trial's probe, for its row in a table.
+// ResultOf returns the probe of a trial as a Result, for its row in a table.
 func ResultOf(p trial.Probe) Result {
 	return Result{Run: Run{Level: p.Level()}, Measurement: p.Measurement, Verdict: &p.Verdict, Limited: p.Verdict.ClientLimited}
 }
 
-// outcome is the run as a search or a sweep sees it. Without a verdict it did not pass.
+// outcome returns the result for a search or a sweep. A run without a verdict did not pass.
 func (r Result) outcome() capacity.Outcome {
 	if r.Verdict != nil {
 		return trial.Probe{Verdict: *r.Verdict, Measurement: r.Measurement, GPUTime: r.took}.Outcome()
@@ -78,7 +79,7 @@ func (r Result) outcome() capacity.Outcome {
 	return o
 }
 
-// stage is how far the run is.
+// stage returns how far the run has got, for the progress line.
 func (r Run) stage(at bench.Progress) render.Stage {
 	step := r.step(at)
 	s := render.Stage{
@@ -94,7 +95,7 @@ func (r Run) stage(at bench.Progress) render.Stage {
 	return s
 }
 
-// step says in which phase the run is, and what it has measured.
+// step returns the phase of the run and what has been measured so far.
 func (r Run) step(at bench.Progress) string {
 	phase := "window"
 	switch {
@@ -113,7 +114,7 @@ func (r Run) step(at bench.Progress) string {
 	return text
 }
 
-// notes are what a reader must know before he trusts the figures.
+// notes returns what a reader must know before trusting the figures.
 func (b *Bench) notes(r Result, run bench.Run) []string {
 	var notes []string
 	for i := range run.Samples {
@@ -144,10 +145,11 @@ func (b *Bench) notes(r Result, run bench.Run) []string {
 	return notes
 }
 
-// Without an SLO, lateness is too much when it is above the jitter of a machine and a visible part of the p99 TTFT.
+// Without an SLO, the load generator is too late if its p99 lag exceeds both limits. minLag is above the usual jitter
+// of a machine.
 const (
 	minLag      = 10.0 // ms
-	minLagShare = 0.1  // of the p99 TTFT
+	minLagShare = 0.1  // as a fraction of the p99 TTFT
 )
 
 // clientLimited says why the load generator may have spoiled the p99 TTFT of a run without an SLO; "" when it did not.

@@ -18,21 +18,21 @@ import (
 // A Search looks for the highest rate that keeps the SLO.
 type Search struct {
 	capacity.Search
-	Margin float64 // the advised rate as a part of the lower end of the interval
-	Prime  bool    // send the workload once before the first run, to fill the prefix cache
+	Margin float64 // the advised rate divided by the lower end of the interval
+	Prime  bool    // whether to send the workload once before the first run, to fill the prefix cache
 
 	primed  time.Duration  // how long the priming took
-	refines bool           // the search refines its answer, so no run ends early: every request adds to the estimate
+	refines bool           // the search makes its estimate more precise; then every request helps, so no run ends early
 	longRun *trial.LongRun // of the workload
-	runs    []trial.Probe  // with their number, rate, verdict, measurement and time
-	runOut  time.Duration  // the longest so far
+	runs    []trial.Probe  // each with its number, rate, verdict, measurement and time
+	runOut  time.Duration  // the longest run-out so far
 }
 
-// inFlight is the mean number of requests in the server, by Little's law over the completed ones. It is right even for a probe
-// that ended early.
+// inFlight is the mean number of requests in the server, by Little's law from the completed requests. It is correct
+// even for a probe that ended early.
 func inFlight(p trial.Probe) float64 { return p.Rate * p.Measurement.E2E.Mean / 1000 }
 
-// spent is how long all runs and the priming took.
+// spent is the time that the priming and all runs took.
 func (s *Search) spent() (all time.Duration) {
 	all = s.primed
 	for _, p := range s.runs {
@@ -41,15 +41,16 @@ func (s *Search) spent() (all time.Duration) {
 	return all
 }
 
-// cost is how long a run at a rate will take, with a run-out as long as the longest so far.
+// cost is how long a run at a rate will take. It assumes a run-out as long as the longest so far.
 func (b *Bench) cost(rate float64) time.Duration { return b.Load.Planned(rate) + b.Search.runOut }
 
-// FindCapacity searches the highest rate that keeps the SLO, measures the rate that it advises, and reports both.
+// FindCapacity searches for the highest rate that keeps the SLO. If no probe is near the rate that it advises, it
+// measures that rate too, if the budget allows. It reports both rates.
 func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 	s := b.Search
 	s.longRun = trial.NewLongRun(b.Load.plan(s.Hint, 0))
 	s.Population, s.Cost, s.Plan = s.longRun.Population, b.cost, b.sayForecast
-	b.Client.MaxSamples = math.MaxInt // a verdict needs a sample of each request
+	b.Client.MaxSamples = math.MaxInt // a verdict needs the samples of all requests
 	if err := b.prime(ctx); err != nil {
 		return err
 	}
@@ -77,16 +78,16 @@ func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 	return report.capacity(a)
 }
 
-// say writes a note, broken between words.
+// say writes a note, with line breaks between words.
 func (b *Bench) say(text string) {
 	fmt.Fprint(b.Notes, render.Paragraph(text, "  ", render.DefaultWidth))
 }
 
-// maxPriming is the part of the budget that may be spent before the first run.
+// maxPriming is the fraction of the budget that may be spent before the first run.
 const maxPriming = 0.1
 
-// prime sends the workload once, or as many requests of an endless one as a run has at least. Without it the first run would
-// find the prefix cache colder than the others do.
+// prime fills the prefix cache, because the first run would otherwise find a colder cache than later runs. It sends
+// each request of the workload once, or MinRequests of an endless workload.
 func (b *Bench) prime(ctx context.Context) error {
 	s := b.Search
 	if !s.Prime {
@@ -119,8 +120,8 @@ func (b *Bench) reportSoFar(report *Report, found capacity.Capacity, why error) 
 	return why
 }
 
-// probe measures one rate with requests and arrival times of its own, because the bursts of a single draw could decide the
-// whole search. early lets a run end that has clearly failed.
+// probe measures one rate with requests and arrival times of its own, because the bursts of a single draw could decide
+// the whole search. If early is set, a run ends once it has clearly failed.
 func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early bool) (capacity.Outcome, error) {
 	s := b.Search
 	planned := b.Load.Open(rate, len(s.runs))
@@ -142,7 +143,7 @@ func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early b
 		return capacity.Outcome{}, InputError{fmt.Errorf("%d requests at %g req/s are too many to be judged; lower --requests or --seconds", planned.planned, rate)}
 	}
 	s.runs = append(s.runs, trial.Probe{Seq: len(s.runs), Rate: rate, Verdict: *r.Verdict, Measurement: r.Measurement, GPUTime: r.took})
-	if stop == nil || r.Verdict.Pass { // it did not end early
+	if stop == nil || r.Verdict.Pass { // the run did not end early
 		s.runOut = max(s.runOut, r.took-b.Load.Planned(rate))
 	}
 	o := r.outcome()
@@ -153,7 +154,7 @@ func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early b
 	return o, nil
 }
 
-// sayForecast says how long the wanted precision will take, once that can be estimated.
+// sayForecast tells the user how long the search will take to reach the wanted precision.
 func (b *Bench) sayForecast(f capacity.Forecast) {
 	s := b.Search
 	known := fmt.Sprintf("about %.3g req/s, known to ±%.2g %%", f.Rate, 100*f.Precision)

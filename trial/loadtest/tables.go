@@ -13,11 +13,11 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// writeRow writes one run as a line of a table. The first run gets the heads above its line.
+// writeRow writes one run as a line of a table. Above the first line it writes the column heads.
 func (o *Report) writeRow(r Result) error {
 	var t render.Text
 	m, name, offered := r.Measurement, "rate", fmt.Sprintf("%.4g", r.Rate)
-	second, high := slo.TPOT, 99 // the middle latency, and the percentile beside the median
+	second, high := slo.TPOT, 99 // the latency in the middle columns, and the percentile shown beside the median
 	if r.Streams > 0 {
 		name, offered, second, high = "conc", strconv.Itoa(r.Streams), slo.ITL, 95
 	}
@@ -52,7 +52,8 @@ func cell(ms float64, known bool) string {
 	return render.Milliseconds(ms)
 }
 
-// Fixed writes a figure with three digits behind the point: a latency in milliseconds keeps its microseconds.
+// Fixed writes a figure with three digits after the decimal point, so that a latency in milliseconds keeps its
+// microseconds.
 func Fixed(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
 
 // Latency returns the 50th, 95th or 99th percentile of a latency in milliseconds. known is false if no latency was measured.
@@ -61,8 +62,8 @@ func Latency(m bench.Measurement, metric slo.Metric, percentile int) (ms float64
 	return map[int]float64{50: s.P50, 95: s.P95, 99: s.P99}[percentile], s.N > 0
 }
 
-// latency is Latency with p99 TTFT and p99 TPOT as the verdict used them. In a run that ended early the verdict counts requests that
-// still waited, while the measurement has completed ones alone.
+// latency returns the same as Latency, except for the p99 TTFT and p99 TPOT of a run that ended early. These come from
+// the verdict, which counts the requests that still waited. The measurement has only the completed requests.
 func (r Result) latency(metric slo.Metric, percentile int) (ms float64, known bool) {
 	limit := slo.Limit{Metric: metric, Percentile: float64(percentile)}.String()
 	if r.stopped && r.Verdict != nil && (limit == "p99 TTFT" || limit == "p99 TPOT") {
@@ -75,8 +76,8 @@ func (r Result) latency(metric slo.Metric, percentile int) (ms float64, known bo
 	return Latency(r.Measurement, metric, percentile)
 }
 
-// Record returns the line of a run in the CSV table, and the names of its columns. They begin as in the tables of manual sweeps:
-// concurrency,req_s,out_tok_s,…
+// Record returns the line of a run in the CSV table, and the names of its columns. The columns begin as in the tables
+// of manual sweeps: concurrency,req_s,out_tok_s,…
 func Record(r Result) (names, values []string) {
 	add := func(name, value string) { names, values = append(names, name), append(values, value) }
 	latencies := func(metric slo.Metric, percentiles ...int) {
@@ -107,7 +108,7 @@ func Record(r Result) (names, values []string) {
 	return names, values
 }
 
-// VerdictWord is the verdict on a run in one word; "" without an SLO.
+// VerdictWord returns the verdict on a run in one word, such as "passed"; "" without an SLO.
 func VerdictWord(r Result) string {
 	switch {
 	case r.Measurement.Void != "":
@@ -152,7 +153,7 @@ func HighestText(steps []capacity.Step, closed bool) string {
 	return text
 }
 
-// LoadText names a load of the grid.
+// LoadText writes a load with its unit: a concurrency in a closed loop, and otherwise a rate.
 func LoadText(load float64, closed bool) string {
 	if closed {
 		return fmt.Sprintf("concurrency %g", load)
@@ -160,7 +161,7 @@ func LoadText(load float64, closed bool) string {
 	return fmt.Sprintf("%s req/s", RateText(load))
 }
 
-// RateText writes a rate with at least two digits behind the point: 0.50, and 0.125.
+// RateText writes a rate with at least two digits after the decimal point, such as 0.50 or 0.125.
 func RateText(rate float64) string {
 	if cents := 100 * rate; math.Abs(cents-math.Round(cents)) > 1e-9*cents {
 		return strconv.FormatFloat(rate, 'f', -1, 64)

@@ -13,7 +13,7 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A variant is our estimate of the capacity with one of its parts left out. It uses the same probes.
+// A variant is our estimate of the capacity with one part of the method left out. All variants use the same probes.
 type variant struct {
 	name string
 	of   func(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population)
@@ -35,7 +35,7 @@ func variants() []variant {
 	}
 }
 
-// flat gives every request the same load, which removes the control variate.
+// flat gives every request the same load, so that the estimate knows only the rate of each probe.
 func flat(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.Step, *capacity.Population) {
 	for i := range steps {
 		e := *steps[i].Evidence
@@ -76,10 +76,10 @@ func nearest(steps []capacity.Step, p *capacity.Population, rate float64) ([]cap
 // A part has the errors of one variant in all worlds.
 type part struct {
 	setting, name string
-	bias, rmse    []float64 // one of each world, %
+	bias, rmse    []float64 // one value for each world, %
 }
 
-// parts computes every variant from the probes that our search made in the given settings.
+// parts computes the errors of every variant from the probes that our search made in the given settings.
 func parts(studies []study, settings []string) ([]part, error) {
 	var all []part
 	for _, setting := range settings {
@@ -100,7 +100,7 @@ func parts(studies []study, settings []string) ([]part, error) {
 	return all, nil
 }
 
-// again estimates the capacity by a variant from the probes of a finding. It returns the errors in per cent.
+// again repeats the estimates of a finding with a variant, from the same probes. It returns the errors in per cent.
 func (s study) again(f finding, v variant) ([]float64, error) {
 	population := trial.NewLongRun(workload.Plan{Source: s.source, Seed: 1}).Population
 	errs := make([]float64, len(f.answers))

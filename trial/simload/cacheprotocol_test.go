@@ -46,10 +46,10 @@ const (
 	twice    priming = "twice"
 )
 
-// defaultCell is what trials do. Most other cells differ from it in one setting.
+// defaultCell is how trials prime and probe. Most other cells differ from it in one setting.
 var defaultCell = protocolCell{once, 60 * time.Second, true}
 
-// longCell has a lead-in so long that the cold start has no effect left. Every other cell is compared with it.
+// longCell has such a long lead-in that a cold start no longer has an effect. Every other cell is compared with it.
 var longCell = protocolCell{twice, 300 * time.Second, true}
 
 // cells returns the cells of the table without longCell.
@@ -68,7 +68,7 @@ func cells() []protocolCell {
 type reading struct {
 	broken, requests int
 	ttft, tpot       bench.Stats
-	hits, queries    float64 // prefix cache, within the window
+	hits, queries    float64 // prompt tokens that the window's requests found and looked up in the prefix cache
 	priming, probe   time.Duration
 }
 
@@ -79,7 +79,8 @@ func (w world) primed(ctx context.Context, p priming, draw int) (trial.Server, t
 	if err != nil || p == unprimed {
 		return server, load, 0, err
 	}
-	// trial.Runner primes so too: one pass of a finite workload, or until as many tokens were written as the KV cache holds.
+	// trial.Runner primes in the same way: one pass of a finite workload, or until as many tokens are written as the KV
+	// cache holds.
 	goal, n := map[priming]float64{half: 0.5, once: 1, twice: 2}[p], math.MaxInt
 	if w.cache == trial.Primed && p != half {
 		n = int(goal) * w.source.Len()
@@ -132,7 +133,7 @@ func (w world) read(ctx context.Context, c protocolCell, rate float64, draw int)
 	return r, nil
 }
 
-// readings measures all draws of a cell at some rates. It returns the readings by rate and draw.
+// readings measures a cell at each rate with each draw. The results are indexed by rate and draw.
 func (w world) readings(t testing.TB, c protocolCell, rates []float64, draws int) [][]reading {
 	t.Helper()
 	all := make([][]reading, len(rates))
@@ -149,9 +150,9 @@ func (w world) readings(t testing.TB, c protocolCell, rates []float64, draws int
 	return all
 }
 
-// share returns the share of the requests that break a limit. It leaves out one draw; -1 leaves out none.
+// share returns the share of the requests that break a limit. without is a draw to leave out; -1 leaves out none.
 func share(readings []reading, without int) float64 {
-	broken, n := 0.5, 1.0 // half a broken request is added, so that no share is zero
+	broken, n := 0.5, 1.0 // add half a broken request, so that no share is zero
 	for i, r := range readings {
 		if i != without {
 			broken, n = broken+float64(r.broken), n+float64(r.requests)
@@ -170,8 +171,8 @@ func jackknifed(draws int, figure func(without int) float64) (value, se float64)
 	return figure(-1), sd * float64(draws-1) / math.Sqrt(float64(draws))
 }
 
-// off returns by how many per cent a figure of the probes is higher than the same figure of the long probes, with its standard
-// error.
+// off compares a figure of some probes with the same figure of the long probes. It returns by how many per cent the
+// figure is higher, and the standard error.
 func off(is, long []reading, figure func(reading) float64) (percent, se float64) {
 	return jackknifed(len(is), func(without int) float64 {
 		a, b := 0.0, 0.0
@@ -201,8 +202,8 @@ func newProtocolStudy(t testing.TB, w world, draws int) protocolStudy {
 	return s
 }
 
-// capacityBias returns by how many per cent the capacity is too high when measured as the cell says. It divides the error of the
-// share of broken requests by the slope, and takes the mean over the rates.
+// capacityBias returns by how many per cent the capacity is too high when it is measured as in a cell. It divides the
+// error in the share of broken requests by the slope, and takes the mean over the rates.
 func (s protocolStudy) capacityBias(is [][]reading) (percent, se float64) {
 	return jackknifed(s.draws, func(without int) float64 {
 		sum := 0.0
@@ -263,8 +264,8 @@ var ranked = []string{"0.85", "0.9", "0.95", "0.97"}
 // capacity of some configurations and below the capacity of others.
 const rankRate = 1.12
 
-// rank measures the configurations at one rate and orders them by their share of broken requests, the best first. right is the
-// per cent of draws that rank two neighbours of the true order correctly; a tie counts half.
+// rank measures the configurations at one rate and orders them by their share of broken requests, the best first. right
+// is how often one draw ranks two neighbours in the true order correctly, in per cent; a tie counts half.
 func (w world) rank(t testing.TB, c protocolCell, rate float64, draws int, truth []string) (order []string, shares []float64, right float64) {
 	t.Helper()
 	by := make(map[string][]reading)
@@ -345,7 +346,7 @@ func TestCacheProtocols(t *testing.T) {
 	if err != nil && !os.IsNotExist(err) {
 		t.Fatal(err)
 	}
-	_, conclusion, _ := strings.Cut(string(text), conclusionHeading) // people write the conclusion; it stays
+	_, conclusion, _ := strings.Cut(string(text), conclusionHeading) // keep the conclusion, which people write
 	writePage(t, path, intro+b.String()+"\n"+conclusionHeading+conclusion)
 }
 

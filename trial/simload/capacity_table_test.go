@@ -29,7 +29,7 @@ func mean(values []float64) float64 { return stat.Mean(values, nil) }
 
 // An overall summarises one method over several worlds, each with the same weight.
 type overall struct {
-	bias, sd, robust, rmse                   []float64 // one of each world
+	bias, sd, robust, rmse                   []float64 // one value for each world
 	probes, requests, window, leadIn, runOut []float64
 	hit, of, least, most                     int
 }
@@ -59,7 +59,7 @@ func (o *overall) take(f finding, truth float64) {
 	o.hit, o.of, o.least, o.most = o.hit+hit, o.of+of, o.least+least, o.most+most
 }
 
-// row formats the figures as one line of a Markdown table, from its second cell on.
+// row formats the figures as one line of a Markdown table, without the first cell.
 func (o overall) row() string {
 	coverage := "–"
 	if o.of > 0 {
@@ -126,7 +126,8 @@ The grids have 12 rates from 0.25 to 25 req/s (H200), 0.5 to 50 (L4, small-fast)
 
 `
 
-// summary writes one line per method over the worlds without reuse, over those with reuse, and over all.
+// summary writes three tables with one line per method: for worlds without prefix reuse, for worlds with it, and for
+// all.
 func (r report) summary(b *strings.Builder) {
 	for _, group := range []struct {
 		name string
@@ -156,7 +157,7 @@ func (r report) summary(b *strings.Builder) {
 func (r report) matrix(b *strings.Builder) {
 	b.WriteString("\n## RMSE by world, %\n\n| world |")
 	lines := "|---|"
-	const shown = 7 // ours in its two settings and the rivals
+	const shown = 7 // our search in three settings, and the four rivals
 	for _, f := range r.studies[0].findings[:shown] {
 		fmt.Fprintf(b, " %s |", f.method)
 		lines += "---|"
@@ -181,7 +182,7 @@ requests: at each of the six rates.
 |---|---|---|---|---|---|---|---|
 `
 
-// truths describes the worlds.
+// truths writes one line about each world and its true capacity.
 func (r report) truths(b *strings.Builder) {
 	b.WriteString(truthsHead)
 	for _, s := range r.studies {
@@ -241,8 +242,8 @@ func (r report) details(b *strings.Builder) {
 // A verdictRow has the verdicts of windows of one length at one rate.
 type verdictRow struct {
 	world    string
-	goal     float64 // true share of requests that break the limit that breaks first
-	share    float64 // measured share in these windows
+	goal     float64 // long-run share of requests that break the tightest limit
+	share    float64 // the same share, measured in these windows
 	window   window
 	requests float64 // in a window
 	windows  int
@@ -251,7 +252,7 @@ type verdictRow struct {
 	design   float64 // SD of the windows' shares, divided by the SD for independent requests
 }
 
-// A window is a rule for the length of a window.
+// A window is a rule for the length of a measured window: minimum numbers of requests and of seconds.
 type window struct {
 	name     string
 	requests int
@@ -262,7 +263,7 @@ var windows = []window{{"300", 300, 0}, {"max(300, 120 s)", 300, 120}, {"max(100
 
 func (w window) at(rate float64) int { return max(w.requests, int(math.Ceil(rate*w.seconds))) }
 
-// brokenShares lists the true shares of broken requests for which passing windows are counted.
+// brokenShares lists long-run shares of broken requests. For each share, the passing windows are counted.
 var brokenShares = []float64{0.005, 0.0075, 0.01, 0.015, 0.02}
 
 // verdicts cuts long stationary loads into windows and judges each window.
@@ -313,8 +314,8 @@ func (s study) judge(runs [][]bench.Sample, share float64, win window, n int) ve
 	return row
 }
 
-// atMostBroken returns the probability that of n independent requests at most 1 % break a limit, if each does with
-// probability share.
+// atMostBroken returns the probability that at most 1 % of n independent requests break a limit. share is the
+// probability for a single request.
 func atMostBroken(n int, share float64) float64 {
 	sum, term := 0.0, math.Pow(1-share, float64(n))
 	for k := range int(goal*float64(n)+1e-9) + 1 {

@@ -33,7 +33,7 @@ const (
 // hintError is the standard deviation of the logarithm of a hint. In a study the hint is the best capacity so far.
 const hintError = 0.35
 
-// The first draw of each purpose. They are so far apart that no two purposes share a load.
+// The number of the first draw for each purpose. They are so far apart that no two purposes use the same draw.
 const (
 	truthDraws   = 1 << 21
 	pilotDraws   = 1 << 22
@@ -41,13 +41,13 @@ const (
 	pairDraws    = 1 << 24
 )
 
-// A finding has the answers of one method in one world, one of each repetition.
+// A finding has the answers of one method in one world, one for each repetition.
 type finding struct {
 	method  string
 	answers []answer
 }
 
-// errors returns 100 · ln(answer/truth) of each repetition.
+// errors returns 100 · ln(answer/truth) for each repetition.
 func (f finding) errors(truth float64) []float64 {
 	var errors []float64
 	for _, a := range f.answers {
@@ -69,7 +69,7 @@ func (f finding) bounds() (least, most int) {
 	return least, most
 }
 
-// covered counts the answers that have an interval, and the intervals that contain the truth.
+// covered counts the intervals that contain the true capacity (hit) and all intervals (of).
 func (f finding) covered(truth float64) (hit, of int) {
 	for _, a := range f.answers {
 		if a.hi > 0 {
@@ -99,14 +99,14 @@ func robustSD(values []float64) float64 {
 	return 1.4826 * median(away)
 }
 
-// A study has the truth of one world and the findings of all methods there.
+// A study has the true capacity of one world and the findings of all methods there.
 type study struct {
 	world
 	truth
 	findings []finding
 }
 
-// hint returns a rate near the truth. All methods of a repetition get the same hint.
+// hint returns a rate near the true capacity. All methods of a repetition get the same hint.
 func (s study) hint(draw int) float64 {
 	r := rand.New(rand.NewPCG(uint64(draw), 0x41))
 	return s.capacity * math.Exp(hintError*r.NormFloat64())
@@ -124,7 +124,8 @@ func (s study) repeat(m method, first, reps int) (finding, error) {
 	return f, err
 }
 
-// compare runs all methods. Then it runs our search once more with as many seconds of window as the cheapest rival has.
+// compare runs all methods. Then it runs our search once more, with windows that last as long in all as those of the
+// cheapest rival.
 func (s *study) compare(reps int) error {
 	own := []method{
 		{"ours, search", ours(searchLengths, 0)}, {"ours, confirmation", ours(confirmLengths, 0)}, {"ours, ±5 %", ours(confirmLengths, 0.05)},
@@ -139,7 +140,7 @@ func (s *study) compare(reps int) error {
 		}
 		s.findings = append(s.findings, f)
 	}
-	// Every other rival takes longer than our search does in any setting.
+	// Only the cheapest rival is matched. Every other rival takes longer than our search in any setting.
 	i := slices.IndexFunc(s.findings, func(f finding) bool { return f.method == cheapest })
 	m, err := s.oursWithin(s.findings[i].mean(windowSeconds), "ours, as "+cheapest)
 	if err != nil {
@@ -150,12 +151,12 @@ func (s *study) compare(reps int) error {
 	return err
 }
 
-// oursWithin returns our search with windows scaled so that they last some seconds in all. Pilot runs with other draws give
-// the scale.
+// oursWithin returns our search with scaled windows, which last this many seconds in all. Pilot runs with other draws
+// give the scale.
 func (s study) oursWithin(seconds float64, name string) (method, error) {
 	const pilots = 6
 	scale := 1.0
-	for range 3 { // the number of probes hardly depends on the lengths
+	for range 3 { // three rounds suffice, because the number of probes hardly depends on the lengths
 		f, err := s.repeat(method{name, ours(scaled(scale), 0)}, pilotDraws, pilots)
 		if err != nil {
 			return method{}, err
@@ -220,7 +221,7 @@ func TestCapacityTable(t *testing.T) {
 	for _, w := range chosenWorlds(t) {
 		began := time.Now()
 		truth, err := w.truth(truthDraws, wholeEffort)
-		if err != nil { // without the truth there is no error to measure; the page names the world and says why
+		if err != nil { // without the true capacity there is no error to measure; the page names the world and says why
 			r.leftOut = append(r.leftOut, err.Error())
 			continue
 		}
@@ -236,7 +237,7 @@ func TestCapacityTable(t *testing.T) {
 			_, sd := meanSD(f.errors(truth.capacity))
 			t.Logf("  %-24s SD %5.1f RMSE %5.1f %% in %5.0f s", f.method, sd, rms(f.errors(truth.capacity)), f.mean(totalSeconds))
 		}
-		writePage(t, file, r.markdown()) // the results so far
+		writePage(t, file, r.markdown()) // write the results so far after each world
 	}
 	var err error
 	if r.parts, err = parts(r.studies, []string{"ours, search", "ours, confirmation"}); err != nil {
@@ -265,7 +266,8 @@ func writePage(t *testing.T, file, text string) {
 	}
 }
 
-// A truth measured with little effort is the same for other draws, and each of our searches ends near it.
+// A true capacity that is measured with little effort hardly depends on the draws, and each of our searches ends near
+// it.
 func TestCapacityIsFound(t *testing.T) {
 	realtime.Only(t, "simulates half a million requests")
 	for _, name := range []string{"small-seqs16", "small-tpot"} {
@@ -295,7 +297,7 @@ func TestCapacityIsFound(t *testing.T) {
 	}
 }
 
-// Each rival finds the capacity as exactly as the steps of its rates allow.
+// Each rival finds the capacity as exactly as the distance between its rates allows.
 func TestRivalsFindACapacity(t *testing.T) {
 	realtime.Only(t, "simulates the loads of rivals")
 	w := named(t, "small-seqs16")
@@ -303,7 +305,7 @@ func TestRivalsFindACapacity(t *testing.T) {
 	for _, row := range []struct {
 		name             string
 		min, max         int     // probes
-		minEach, maxEach int     // requests of a probe
+		minEach, maxEach int     // range of the number of requests in a probe
 		maxError         float64 // of ln(answer/truth)
 	}{
 		{"sweep", 12, 12, 300, 300, 0.5},
@@ -379,7 +381,8 @@ func TestSharesAreReadMonotonely(t *testing.T) {
 	}
 }
 
-// The verdict's rule was chosen by simulating independent requests. The exact probabilities of a pass must agree.
+// The rule of the verdict was chosen by simulating independent requests. The probabilities from that simulation must
+// agree with the exact ones.
 func TestIndependentVerdicts(t *testing.T) {
 	for i, want := range []float64{0.94, 0.81, 0.65, 0.34, 0.15} {
 		if got := atMostBroken(300, brokenShares[i]); math.Abs(got-want) > 0.01 {

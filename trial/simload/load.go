@@ -16,22 +16,22 @@ import (
 type load struct {
 	engine  *sim.Engine
 	prompts *prompts
-	sent    uint64 // requests so far; the count makes each answer unique
+	sent    uint64 // number of requests so far; it makes each answer unique
 }
 
-// Run sends the schedule and computes the engine's steps until every counted request has ended. Without a run-out in the schedule
-// it waits for all requests. It leaves the engine idle.
+// Run sends the schedule and computes the engine's steps until every counted request has ended. If the schedule has no
+// run-out, it waits for all requests. It leaves the engine idle.
 func (l *load) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	return l.RunClosed(ctx, schedule, 0, stop)
 }
 
-// RunClosed is Run with a fixed number of streams: a stream sends its next request when its client has the last token of the
-// answer before. With 0 streams the loop is open.
+// RunClosed is like Run with a fixed number of streams. A stream sends its next request when its client has the last
+// token of the previous answer. With 0 streams the loop is open, as in Run.
 func (l *load) RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error) {
 	next, end := iter.Pull(schedule)
 	defer end()
 	f := &loadRun{load: l, next: next, stop: stop, nextCheck: 1, closed: streams > 0, free: make([]float64, streams)}
-	defer l.engine.AbortAll() // as a client does by closing its connections
+	defer l.engine.AbortAll() // a real client does this by closing its connections
 	f.pull()
 	for steps := 0; !f.over(); steps++ {
 		if steps%1024 == 0 && ctx.Err() != nil {
@@ -62,7 +62,7 @@ func (l *load) RunClosed(ctx context.Context, schedule workload.Schedule, stream
 type loadRun struct {
 	*load
 	next      func() (workload.Arrival, bool)
-	arrival   workload.Arrival // the next to be sent
+	arrival   workload.Arrival // the next arrival to be sent
 	more      bool             // arrival is valid
 	stop      bench.Stop
 	now       float64 // seconds
@@ -75,7 +75,7 @@ type loadRun struct {
 
 func (f *loadRun) pull() { f.arrival, f.more = f.next() }
 
-// due returns when the next request is sent; never while a closed loop has no idle stream.
+// due returns when the next request is sent, in seconds. It returns +Inf while a closed loop has no idle stream.
 func (f *loadRun) due() float64 {
 	switch {
 	case !f.closed:
@@ -86,14 +86,14 @@ func (f *loadRun) due() float64 {
 	return f.free[0]
 }
 
-// freeStream makes the stream of a closed loop idle again, as soon as its client has the end of the answer.
+// freeStream makes the stream of a closed loop idle again, at the time when its client has the end of the answer.
 func (f *loadRun) freeStream() {
 	if f.closed {
 		f.free = append(f.free, f.now+f.engine.Profile.Latency.AfterStep/1000)
 	}
 }
 
-// visible returns when the scheduler sees the next arrival.
+// visible returns when the engine's scheduler sees the next arrival, in seconds.
 func (f *loadRun) visible() float64 {
 	return f.due() + f.engine.Profile.Latency.BeforeScheduling/1000
 }
@@ -186,7 +186,7 @@ func (f *loadRun) collect() {
 	}
 }
 
-// update records the tokens that requests in flight have by now.
+// update records the tokens that each unfinished request has by now.
 func (f *loadRun) update() {
 	for _, r := range f.engine.InFlight() {
 		if r.Tag < 0 || r.Chunks == 0 {

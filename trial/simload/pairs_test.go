@@ -39,12 +39,12 @@ func chosenPairs(t *testing.T) []pair {
 // A pairing has the results of all repetitions of a pair, in per cent.
 type pairing struct {
 	paired, apart   []float64 // 100 · ln(b/a): with the same draws for both, and with independent draws
-	stated, careful []float64 // standard error of paired: as capacity.Compare states it, and as if a and b were independent
-	seconds         []float64 // load time of both searches
+	stated, careful []float64 // standard error of paired: as capacity.Compare gives it, and as it would be if a and b were independent
+	seconds         []float64 // duration of the loads of both searches
 	bounds          int       // repetitions left out because an answer is only a bound
 }
 
-// measure searches both capacities of a pair reps times. Both searches begin at the same hint, as in a study.
+// measure searches for both capacities of a pair, reps times. Both searches begin at the same hint, as in a study.
 func (p pair) measure(lengths trial.Lengths, reps int) (q pairing, err error) {
 	find := ours(lengths, 0)
 	found := make([][3]answer, reps)
@@ -76,7 +76,8 @@ func (p pair) measure(lengths trial.Lengths, reps int) (q pairing, err error) {
 	return q, err
 }
 
-// held returns the share of the intervals that contain the true ratio. The mean of all ratios stands for the true one.
+// held returns the share of the intervals that contain the true ratio. The mean of all ratios is used as the true
+// ratio.
 func (q pairing) held() float64 {
 	truth, hit := mean(append(slices.Clone(q.paired), q.apart...)), 0.0
 	for i, ratio := range q.paired {

@@ -21,7 +21,7 @@ type prompts struct {
 	hashed map[*workload.Request]prompt
 }
 
-// maxPrompts bounds the cache, because some sources make new requests for ever.
+// maxPrompts limits the cache, because some sources make new requests for ever.
 const maxPrompts = 4096
 
 func (p *prompts) of(q *workload.Request) prompt {

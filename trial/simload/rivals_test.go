@@ -19,7 +19,7 @@ import (
 
 // A cost is what a method spent on one server after its start and priming.
 type cost struct {
-	probes, requests       int // counted requests only; a probe that ended early has those that it sent
+	probes, requests       int // counted requests that were sent, so fewer if a probe ended early
 	window, leadIn, runOut time.Duration
 }
 
@@ -33,16 +33,16 @@ func (c *cost) add(requests int, leadIn, window, elapsed time.Duration) {
 	c.runOut += max(0, elapsed-leadIn-window)
 }
 
-// An answer is the capacity that a method reports. A bound is reported as the rate at which it was found.
+// An answer is the capacity that a method reports. If it is only a bound, rate is the rate of that bound.
 type answer struct {
 	rate   float64 // requests per second
 	bound  capacity.Bound
-	lo, hi float64 // 95 % interval; 0 where the method gives none
+	lo, hi float64 // 95 % interval; 0 if the method gives none
 	cost
 
-	found    capacity.Capacity // only of our search
-	forecast capacity.Forecast // only of our search with a precision
-	then     cost              // spent before the forecast
+	found    capacity.Capacity // set only by our search
+	forecast capacity.Forecast // set only by our search with a precision
+	then     cost              // cost before the forecast
 }
 
 // A method is a named way to find the capacity of a world.
@@ -88,7 +88,8 @@ func (w world) rates(draw int) []float64 {
 	return rates
 }
 
-// manual probes one rate as vllm bench serve does: it counts all of 300 requests to an idle server, and sends none after them.
+// manual probes one rate as vllm bench serve does. It sends 300 requests to an idle server, counts all of them, and
+// sends none after them.
 func (s *subject) manual(rate float64, c *cost) (slo.Verdict, error) {
 	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, MinRequests: manualRequests, Rescale: true}
 	n, window := plan.Counted()
@@ -112,7 +113,7 @@ func sweep(w world, draw int, _ float64) (a answer, err error) {
 		switch {
 		case err != nil:
 			return a, err
-		case a.bound == capacity.Exact || a.bound == capacity.AtMost: // the answer stands; this rate only adds to the cost
+		case a.bound == capacity.Exact || a.bound == capacity.AtMost: // the answer is already known; this rate only adds to the cost
 		case v.Pass:
 			a.rate = rate
 		case i == 0:
@@ -124,7 +125,7 @@ func sweep(w world, draw int, _ float64) (a answer, err error) {
 	return a, nil
 }
 
-// bisection bisects the rates of the sweep's grid for the highest rate that passes.
+// bisection finds the highest passing rate of the sweep's grid by bisection.
 func bisection(w world, draw int, _ float64) (a answer, err error) {
 	s, err := w.start(draw)
 	if err != nil {
@@ -163,17 +164,17 @@ const (
 	aiperfDistinct  = 3                // _FIT_MIN_DISTINCT
 )
 
-// An isotonicSearch is AIPerf's planner smooth_isotonic over the request rate.
+// An isotonicSearch searches for a request rate as AIPerf's planner smooth_isotonic does.
 type isotonicSearch struct {
 	*subject
 	requests  int
 	low, high float64               // highest rate that passed, lowest rate that failed
-	margins   map[float64][]float64 // by rate, one for each limit: p99 minus the limit, ms
+	margins   map[float64][]float64 // for each rate, p99 minus the limit, in ms; one value for each limit
 	cost      *cost
 }
 
-// probe offers a rate for AIPerf's warm-up and then for the window. The bracket never widens: verdicts outside it have no
-// effect. AIPerf lets the server run empty between warm-up and window; probe does not.
+// probe offers a rate, first for AIPerf's warm-up and then for the window. Verdicts outside the bracket have no effect,
+// so the bracket never widens. AIPerf lets the server run empty between warm-up and window; probe does not.
 func (s *isotonicSearch) probe(rate float64) (pass bool, err error) {
 	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, LeadIn: aiperfWarmUp, MinRequests: s.requests}
 	n, window := plan.Counted()
@@ -198,7 +199,7 @@ func (s *isotonicSearch) probe(rate float64) (pass bool, err error) {
 // isotonic is AIPerf's search (smooth_isotonic, 0.13). Its answer is the highest rate that passed.
 //
 //  1. It doubles the lowest rate of the grid until a probe fails.
-//  2. It makes three probes evenly inside the bracket.
+//  2. It makes three probes at even distances inside the bracket.
 //  3. It fits the p99 of the limit that breaks first over all rates so far: isotonic regression, then PCHIP. It probes the rate
 //     at which the curve crosses the limit, or the middle of the bracket if the curve does not cross it. It repeats this until
 //     the bracket is within 5 % of its upper end. While the regression has fewer than three levels, each of the first two fits
@@ -243,7 +244,8 @@ func isotonic(w world, draw, requests int) (a answer, err error) {
 	}
 }
 
-// inside returns the rates at the given parts of the bracket, without those that were already probed.
+// inside returns rates inside the bracket, where a part of 0.5 is the middle. It leaves out rates that were already
+// probed.
 func (s *isotonicSearch) inside(parts ...float64) []float64 {
 	var rates []float64
 	for _, part := range parts {
@@ -261,7 +263,7 @@ func (s *isotonicSearch) fit() (candidate float64, levels int) {
 		rates = append(rates, rate)
 	}
 	slices.Sort(rates)
-	binding, largest := 0, math.Inf(-1) // the limit with the largest relative excess at the highest rate
+	binding, largest := 0, math.Inf(-1) // the limit with the largest relative margin at the highest rate
 	for i, l := range s.slo.Limits {
 		if m := s.margins[rates[len(rates)-1]][i] / l.Max.Seconds(); m > largest {
 			binding, largest = i, m
@@ -293,9 +295,10 @@ func (s *isotonicSearch) fit() (candidate float64, levels int) {
 	return candidate, levels
 }
 
-// closedLoop finds the highest number of streams that keeps the SLO: it doubles the number until a probe fails, then bisects to
-// 5 %. A probe counts 300 requests, or ten per stream if that is more. Two uncounted requests per stream come first, so that the
-// initial burst of a closed loop does not count. The answer is the throughput at the highest number of streams that passed.
+// closedLoop finds the highest number of streams that keeps the SLO. It doubles the number until a probe fails, and
+// then bisects to 5 %. A probe counts 300 requests, or ten per stream if that is more. Two uncounted requests per
+// stream come first, so that the initial burst of a closed loop does not count. The answer is the throughput at the
+// highest number of streams that passed.
 func closedLoop(w world, draw int, _ float64) (a answer, err error) {
 	const maxStreams = 4096
 	s, err := w.start(draw)
@@ -349,10 +352,11 @@ var (
 	confirmLengths = trial.Lengths{Window: 240 * time.Second, MinRequests: 1000}
 )
 
-// drawsOfTrial is the number of draws kept for one repetition, because each probe of a trial has its own draw.
+// drawsOfTrial is the number of draws reserved for one repetition, because each probe of a trial has its own draw.
 const drawsOfTrial = 64
 
-// ours returns our search: one whole trial. A precision above 0 makes it go on until the interval is that narrow.
+// ours returns a finder that runs one whole trial with our search. With a precision above 0 the search goes on until
+// the interval is that narrow.
 func ours(lengths trial.Lengths, precision float64) finder {
 	return func(w world, draw int, hint float64) (a answer, err error) {
 		rig := &Rig{Profile: w.profile}

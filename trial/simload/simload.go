@@ -1,5 +1,5 @@
-// Package simload is the Server and the Load of a trial in the simulator's virtual time, so that demos, tests and benchmarks run
-// the code of a real trial. It never waits: an hour of load takes only the time to compute it.
+// Package simload provides the Server and the Load of a trial in the simulator's virtual time. Demos, tests and
+// benchmarks thus run the code of a real trial. It never waits: an hour of load takes only the time to compute it.
 package simload
 
 import (
@@ -18,12 +18,12 @@ import (
 // A Rig starts simulated servers of one profile.
 type Rig struct {
 	Profile *sim.Profile
-	ITL     bool // record the times between tokens (inter-token latencies)
+	ITL     bool // whether to record the times between tokens (inter-token latencies)
 
 	prompts prompts
 }
 
-// Start is a trial.Start. It returns a simulated server that is ready at once, and its load.
+// Start is a trial.Start: it returns a simulated server, which is ready at once, and its load.
 func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, context.Cause(ctx)
@@ -96,7 +96,7 @@ func (s *server) ResetCache(context.Context) error {
 	return nil
 }
 
-// Drain returns at once: a load leaves the engine idle.
+// Drain returns at once, because a load leaves the engine idle.
 func (s *server) Drain(context.Context) (time.Duration, error) {
 	if !s.engine.Idle() {
 		return 0, fmt.Errorf("%d requests run and %d wait although there is no load", s.engine.Running(), s.engine.Waiting())

@@ -81,7 +81,7 @@ type warmUpLoad struct {
 }
 
 func (w *warmUpLoad) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
-	if stop != nil { // only probes can be stopped
+	if stop != nil { // only a probe has a stop
 		return bench.Run{}, errProbe
 	}
 	run, err := w.Load.Run(ctx, schedule, stop)
@@ -135,12 +135,12 @@ func TestAWarmServerIsNotWarmedForLong(t *testing.T) {
 type forgetful struct {
 	trial.Load
 	server trial.Server
-	before int // number of that probe, from 0; -1 means none
+	before int // number of that probe, from 0; -1 means that no probe is affected
 	probes int // number of probes begun so far
 }
 
 func (f *forgetful) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
-	if stop != nil { // only probes can be stopped
+	if stop != nil { // only a probe has a stop
 		if f.probes == f.before {
 			if err := f.server.ResetCache(ctx); err != nil {
 				return bench.Run{}, err
@@ -156,8 +156,8 @@ type liar struct{ trial.Server }
 
 func (liar) ResetCache(context.Context) error { return nil }
 
-// trialOf runs a trial of a world and returns its probes. The server loses its cache before the probe with the number forgets. If
-// lies is set, the server never resets its cache, although it reports that it did.
+// trialOf runs a trial of a world and returns its probes. The server loses its cache before one probe; forgets is its
+// number, or -1 for none. If lies is set, the server never resets its cache, although it reports that it did.
 func (w world) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int, lies bool) []trial.Probe {
 	t.Helper()
 	rig := &Rig{Profile: w.profile}
@@ -201,7 +201,7 @@ func repeated(probes []trial.Probe) (once, twice int) {
 	return once, twice
 }
 
-// No probe of a healthy server is measured again, whatever the draw. Every second search begins at twice the capacity.
+// No probe of a healthy server is measured again, with any draw. Every second search begins at twice the capacity.
 func TestAHealthyCacheCostsNoProbe(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
 	draws := 2
@@ -227,9 +227,10 @@ func TestAHealthyCacheCostsNoProbe(t *testing.T) {
 	}
 }
 
-// When a server loses its cache before a probe, the probe is measured again, and the second measurement stands. In h200-production
-// an empty cache costs 1.5 percentage points of the hit rate. In half of the draws the cache refills so fast that the loss is below
-// a point. The test leaves out small-shared, where the cache refills so fast that a lost cache makes no difference.
+// When a server loses its cache before a probe, the probe is measured again, and the second measurement counts. In
+// h200-production an empty cache costs 1.5 percentage points of the hit rate. In half of the draws the cache refills so
+// fast that the loss is below one percentage point. The test leaves out small-shared, where the cache refills so fast
+// that a lost cache makes no difference.
 func TestALostCacheIsFound(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
 	want := map[string]int{"h200-phase1": 4, "h200-production": 2}
@@ -252,8 +253,8 @@ func TestALostCacheIsFound(t *testing.T) {
 	}
 }
 
-// The trial detects a server that reports a reset and keeps its cache. It measures the first probe that finds too much in the cache
-// again, in vain.
+// The trial detects a server that reports a reset but keeps its cache. The first probe that finds too much in the cache
+// is measured again, and the second measurement is wrong too.
 func TestAResetThatDidNotHappenIsFound(t *testing.T) {
 	realtime.Only(t, "simulates whole trials")
 	want := map[string]int{"h200-phase1": 2, "h200-production": 1} // fewer than all, because a probe that ends early shows nothing

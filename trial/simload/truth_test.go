@@ -25,7 +25,7 @@ type subject struct {
 	source workload.Source
 }
 
-// start starts and primes a server. The draw decides the server's requests, their arrivals and the engine's noise.
+// start starts and primes a server. The draw decides the requests, their arrivals and the engine's noise.
 func (w world) start(draw int) (*subject, error) {
 	rig := &Rig{Profile: w.profile}
 	server, load, err := rig.Start(context.Background(), trial.Launch{Number: draw + 1, Args: w.args})
@@ -135,35 +135,35 @@ func each(n int, do func(i int) error) error {
 	return group.Wait()
 }
 
-// goal is the share of requests that may break a limit: every limit here is on a p99.
+// goal is the share of requests that may break a limit, because every limit here is on a p99.
 const goal = 0.01
 
 // A truth is the capacity of a world, measured by long loads.
 type truth struct {
 	capacity float64 // rate at which the share of requests that break a limit equals goal, requests per second
-	se       float64 // standard error of ln(capacity), between draws
+	se       float64 // standard error of ln(capacity), from the differences between draws
 	limit    int     // index of the limit that breaks first
 	rates    []float64
-	shares   [][]float64 // by limit and rate: share of the requests of all draws that break the limit
+	shares   [][]float64 // share of requests over all draws that break a limit, indexed by limit and rate
 	requests int         // at each rate
-	slope    float64     // by how many per cent the share grows when the rate grows by 1 %
+	slope    float64     // by how many per cent the share of broken requests grows when the rate grows by 1 %
 }
 
-// An effort says how many requests the truth is measured with.
+// An effort says how many requests are used to measure a true capacity.
 type effort struct {
 	stretch
-	batch, most int     // draws are added batch by batch until the standard error is low enough; most limits them
+	batch, most int     // batch draws are added at a time until the standard error is low enough, up to most draws in all
 	se          float64 // wanted standard error of ln(capacity)
 }
 
-// wholeEffort sends 40,000 requests at each rate, and up to 320,000 where the draws differ. A world takes 10 to 120 s on one
-// core.
+// wholeEffort sends 40,000 requests at each rate, and up to 320,000 if the draws differ much. A world takes 10 to 120 s
+// on one core.
 var wholeEffort = effort{stretch{5000, 300 * time.Second}, 8, 64, 0.004}
 
-// about lists the rates at which the truth is measured, as multiples of a first estimate.
+// about lists the rates at which the true capacity is measured, as multiples of a first estimate.
 var about = []float64{0.92, 0.96, 0.99, 1.02, 1.05, 1.09}
 
-// truth measures the capacity with the draws from first on.
+// truth measures the capacity of a world. first is the number of its first draw.
 func (w world) truth(first int, e effort) (truth, error) {
 	centre, err := w.nearCapacity(w.guess, w.guess/30, w.guess*30)
 	if err != nil {
@@ -186,13 +186,14 @@ func (w world) truth(first int, e effort) (truth, error) {
 // inside reports whether the capacity lies far enough from the lowest and the highest rate to be interpolated.
 func (t truth) inside() bool { return t.rates[1] < t.capacity && t.capacity < t.rates[len(t.rates)-2] }
 
-// truthAround measures the shares around a rate until the capacity no longer changes or lies outside the rates.
+// truthAround measures the shares at rates around centre. It adds draws until the standard error is low enough or the
+// capacity lies outside the rates.
 func (w world) truthAround(centre float64, first int, e effort) (truth, error) {
 	t := truth{}
 	for _, part := range about {
 		t.rates = append(t.rates, centre*part)
 	}
-	var counts [][][]int // by draw, rate and limit
+	var counts [][][]int // numbers of broken requests, indexed by draw, rate and limit
 	for len(counts) < e.most {
 		had := len(counts)
 		counts = append(counts, make([][][]int, e.batch)...)
@@ -230,7 +231,8 @@ func (t *truth) read(counts [][][]int, perDraw, limits int) {
 	t.slope = math.Log(shares[last]/shares[0]) / math.Log(t.rates[last]/t.rates[0])
 }
 
-// pooled returns the shares by limit and rate over all draws except one. It adds half a request, so that no share is zero.
+// pooled returns the shares over all draws except without, indexed by limit and rate. It adds half a broken request, so
+// that no share is zero.
 func pooled(counts [][][]int, perDraw, limits, without int) [][]float64 {
 	shares := make([][]float64, limits)
 	for limit := range shares {
@@ -281,7 +283,7 @@ func crossOne(rates, shares []float64, share float64) float64 {
 	return rates[i] * math.Pow(rates[i+1]/rates[i], part)
 }
 
-// at returns the rate at which a share of the requests breaks the limit that breaks first.
+// at returns the rate at which the given share of requests breaks the limit that breaks first.
 func (t truth) at(share float64) float64 { return crossOne(t.rates, t.shares[t.limit], share) }
 
 // monotone returns the nearest non-decreasing sequence by least squares (pool adjacent violators).
@@ -308,8 +310,8 @@ func monotone(values []float64) []float64 {
 	return m
 }
 
-// nearCapacity finds the capacity between the rates lowest and highest within 4 %, by one draw. It begins at the rate from. If
-// the capacity is not between lowest and highest, it returns the one that is nearer.
+// nearCapacity finds the capacity between lowest and highest within 4 %, with one draw. It begins at the rate from. If
+// the capacity is not in that range, it returns the nearer end.
 func (w world) nearCapacity(from, lowest, highest float64) (float64, error) {
 	const step, narrow = 1.4, 1.04
 	keeps := func(rate float64) (bool, error) {

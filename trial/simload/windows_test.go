@@ -31,7 +31,7 @@ var loadedServers = []loadedServer{
 // loose has limits that no window breaks, so that a window fails only when its queue grows.
 var loose = slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: 10 * time.Hour}, {Metric: slo.TPOT, Percentile: 99, Max: time.Hour}, {Metric: slo.E2E, Percentile: 95, Max: 10 * time.Hour}}}
 
-// windows judges independent windows of two minutes at a rate. With stop, a window may end early.
+// windows judges independent windows of two minutes at a rate. If stop is set, a window may end early.
 func (q loadedServer) windows(tb testing.TB, rate float64, draws int, stop bool) []slo.Verdict {
 	tb.Helper()
 	requests := source(tb, workload.Spec{Kind: "random", InputTokens: q.input, OutputTokens: q.output, RangeRatio: 0.9}, 1)
@@ -107,7 +107,7 @@ func TestAQueueGrowsOnlyAboveSaturation(t *testing.T) {
 	realtime.Only(t, "simulates 120 windows")
 	for _, q := range []loadedServer{loadedServers[0], loadedServers[2]} {
 		for _, row := range []struct {
-			part     float64 // rate, as a part of the saturation
+			part     float64 // rate divided by the saturation
 			min, max int     // how many of ten windows have a growing queue
 		}{{0.9, 0, 0}, {1.2, 9, 10}, {1.5, 10, 10}} {
 			for _, stop := range []bool{false, true} {
@@ -138,7 +138,8 @@ func BenchmarkWindows(b *testing.B) {
 	}
 }
 
-// capacityOf bisects the capacity of a simulated H200 to 1 %. Answers have 1000 tokens on average, as in production.
+// capacityOf finds the capacity of a simulated H200 to 1 %, by bisection. Answers have 1000 tokens on average, as in
+// production.
 func capacityOf(tb testing.TB, p *sim.Profile, seed uint64, end func(workload.Schedule) workload.Schedule) float64 {
 	tb.Helper()
 	requests := source(tb, workload.Spec{Kind: "random", InputTokens: 1500, OutputTokens: 1000}, seed)

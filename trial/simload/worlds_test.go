@@ -19,7 +19,7 @@ import (
 // A world is one simulated server with one workload and its limits. It has one capacity.
 type world struct {
 	name    string
-	about   string // the lengths and flags in a few words
+	about   string // a few words about lengths and flags
 	profile *sim.Profile
 	args    []string
 	source  workload.Source
@@ -33,7 +33,7 @@ type world struct {
 // costs half of the simulation's time.
 const noReuse = "--no-enable-prefix-caching"
 
-// reuses reports whether the prefix cache matters. Then a request depends on the requests before it.
+// reuses reports whether the prefix cache matters, so that a request depends on earlier requests.
 func (w world) reuses() bool { return w.cache != trial.Reset }
 
 // A population is an endless stream of requests with lognormal lengths. Prompts share nothing, or begin with one of some
@@ -44,7 +44,7 @@ type population struct {
 	promptCV         float64 // coefficient of variation
 	outputCV         float64
 	prefix, prefixes int  // tokens of a shared prefix, and number of different prefixes; 0 means no prefix
-	turns            bool // requests are turns of conversations with convTurns turns; a prompt holds all earlier turns
+	turns            bool // whether requests are turns of conversations with convTurns turns each; a prompt holds all earlier turns
 }
 
 // Conversations are interleaved: within an epoch of convEpoch requests, the turns of a conversation are 43 requests apart.

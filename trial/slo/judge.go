@@ -12,35 +12,37 @@ import (
 )
 
 const (
-	// A failed check has at least this much negative headroom. So the sign tells the verdict even where the percentile
-	// of the completed requests keeps the limit.
+	// The headroom of a failed check is at most -minMiss. So it is negative even if the percentile of the completed
+	// requests keeps the limit.
 	minMiss = 0.005
-	// A headroom beyond this means only "far away".
+	// A headroom is cut off at ±maxHeadroom, which only means that the value is far from the limit.
 	maxHeadroom = 3
 )
 
 // Judge judges the counted samples of a probe. planned is the number of requests that were due in the whole window. now
-// is when the probe ended. With fewer samples than planned, or with pending ones, it ended early and can only fail.
+// is when the probe ended. A probe with fewer samples than planned, or with pending ones, ended early and can only
+// fail.
 //
-// A limit is kept when at most floor((1 - percentile/100) · n) requests break it, failed requests among them, and the
-// numpy-linear percentile of the completed requests keeps it too. The two can differ by interpolation. With fewer
-// requests than MinRequests nothing passes. Nothing passes either while the queue grows through the window: its
-// latencies depend on how long the window is.
+// A limit is kept if at most floor((1 - percentile/100) · n) requests break it; failed requests count among them. The
+// numpy-linear percentile of the completed requests must also keep the limit, because interpolation can put it above. A
+// probe with fewer requests than MinRequests fails. A probe whose queue grows through the window fails too, because its
+// latencies depend on the length of the window.
 //
-// The verdict says so when the lateness of the load generator could have changed it. Then a failed probe would have
-// passed without the lateness, or a probe passed under bursts that were thinned out.
+// ClientLimited says whether the lateness of the load generator could have changed the verdict. It could if a failed
+// probe would have passed without the lateness. It also could if a probe passed while late requests made its bursts
+// smaller.
 func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdict {
 	v := s.judge(samples, planned, now)
 	v.ClientLimited = s.clientLimited(v.Pass, samples, planned, now)
 	return v
 }
 
-// maxLagPart is the highest p99 lag of the load generator, as a part of each limit that counts from the due time. Later
-// requests thin out the bursts that decide a p99.
+// maxLagPart is the highest allowed p99 lag of the load generator, as a fraction of each limit that counts from the due
+// time. Late requests make bursts smaller, and bursts decide a p99.
 const maxLagPart = 0.1
 
-// maxLag is the highest p99 lag where no limit counts from the due time. TPOT is a mean over seconds, and a smaller lag
-// does not change the bursts for it.
+// maxLag is the highest allowed p99 lag if no limit counts from the due time. A TPOT is a mean over seconds, so a
+// smaller lag does not change the bursts that matter for it.
 const maxLag = 100 * time.Millisecond
 
 func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now time.Duration) string {
@@ -120,12 +122,13 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 }
 
 // Stop returns a bench.Stop that ends a probe when it has clearly failed. That is when twice as many requests as needed
-// have broken a limit, when too many requests have failed, or when the queue grows. It never ends a probe that may
-// pass: the first minute of a window is always good.
+// have broken a limit, when too many requests have failed, or when the queue grows. It never ends a probe because it
+// seems to pass: the first minute of a window always looks good.
 //
-// A probe that ends at the very request that fails it has a percentile just over the limit. Then every capacity lies
-// just below the failed rate. Waiting for twice as many costs 4 % more GPU time. On the simulated H200 (30 trials, 20
-// seeds) it took the regret from 4.2 to 3.2 % in the median, and from 9.7 to 7.0 % at the 90th percentile.
+// If a probe ended at the very request that makes it fail, its percentile would be just over the limit. Every capacity
+// would then lie just below the failed rate. Waiting for twice as many requests costs 4 % more GPU time. On the
+// simulated H200 (30 trials, 20 seeds) it lowered the regret, which is the loss against the best point. The median fell
+// from 4.2 to 3.2 %, and the 90th percentile from 9.7 to 7.0 %.
 func (s SLO) Stop(planned int) bench.Stop {
 	return func(now time.Duration, counted []bench.Sample) bool {
 		failed := 0
@@ -201,8 +204,8 @@ func endedEarly(samples []bench.Sample, planned int) bool {
 	return len(samples) < planned || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.End == 0 })
 }
 
-// undecide marks the requests that an early end leaves undecided, because they had no time to break their limit. Quick
-// requests among them have ended and slow ones have not, so a count of the ended ones would be too favourable.
+// undecide marks the requests that had no time to break their limit before an early end. The quick requests among them
+// have ended and the slow ones have not. To count those that ended would be too favourable.
 func (l Limit) undecide(each []byte, samples []bench.Sample, now time.Duration) {
 	for i := range samples {
 		s := &samples[i]
@@ -217,7 +220,7 @@ func (l Limit) undecide(each []byte, samples []bench.Sample, now time.Duration) 
 		case l.Metric == TPOT && s.First == 0, now-since < within:
 			each[i] = Undecided
 		case l.Metric == TTFT && s.First > 0 && s.TTFT() <= l.Max:
-			each[i] = Kept // its first token came in time, though its answer goes on
+			each[i] = Kept // the first token came in time, and later tokens do not matter for TTFT
 		}
 	}
 }
@@ -241,7 +244,7 @@ func (l Limit) values(to []float64, s *bench.Sample) []float64 {
 	return append(to, render.InMilliseconds(s.E2E()))
 }
 
-// overdue returns the lowest latency that a pending request can still have, in milliseconds, if that is over the limit.
+// overdue returns the lowest latency that a pending request can still reach, in milliseconds, if it is over the limit.
 func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
 	metric, ok := pinned[l.Metric]
 	if !ok || !(bench.Limit{Metric: metric, Max: l.Max}).Overdue(s, now) {
@@ -256,7 +259,7 @@ func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
 	return render.InMilliseconds(now - s.Due), true
 }
 
-// pinned are the metrics that a pending request can already have broken.
+// pinned has the metrics whose limits a pending request can already have broken.
 var pinned = map[Metric]string{TTFT: bench.MetricTTFT, TPOT: bench.MetricTPOT, E2E: bench.MetricE2EL}
 
 func (c Check) fails() bool { return c.Broken > c.Allowed || c.ValueMS > c.MaxMS }
@@ -266,13 +269,13 @@ func (c Check) headroom() float64 {
 	if c.ValueMS > 0 {
 		h = max(-maxHeadroom, min(maxHeadroom, math.Log(c.MaxMS/c.ValueMS)))
 	}
-	if c.fails() && h >= 0 { // failed requests break the limit, and have no latency
+	if c.fails() && h >= 0 { // failed requests break the limit but have no latency, so h does not show them
 		return miss(c.Broken, c.Allowed)
 	}
 	return h
 }
 
-// miss is the headroom where too many requests failed: the more of them, the lower.
+// miss returns the headroom if too many requests broke a limit or failed. The more there are, the lower it is.
 func miss(broken, allowed int) float64 {
 	return max(-maxHeadroom, min(-minMiss, -math.Log(float64(broken)/float64(allowed+1))))
 }

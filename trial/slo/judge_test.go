@@ -191,7 +191,7 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 	slo := SLO{Limits: []Limit{{TTFT, 99, 1000 * ms}, {TPOT, 99, 60 * ms}, {E2E, 99, 3000 * ms}, {ITL, 99, 60 * ms}}}
 	for _, row := range []struct {
 		name   string
-		sample bench.Sample // judged after four seconds
+		sample bench.Sample // judged 4 s after the start
 		each   string       // by limit
 	}{
 		{"a good answer", good(500*ms, 40*ms), "..."},
@@ -223,7 +223,7 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 // would be too favourable, so neither count.
 func TestQuickRequestsBeforeAnEarlyEndDoNotCount(t *testing.T) {
 	at := func(due time.Duration) bench.Sample {
-		s := good(100*ms, 10*ms) // takes 200 ms; the limits allow 3 s
+		s := good(100*ms, 10*ms) // a request of 200 ms; the E2E limit is 3 s
 		s.Due, s.First, s.Last, s.End = due, due+s.First, due+s.Last, due+s.End
 		return s
 	}

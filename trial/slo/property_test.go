@@ -30,7 +30,7 @@ func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.
 		switch {
 		case random.Float64() < slow/50:
 			s.Failure, s.First, s.Last, s.OutputTokens = bench.Reset, 0, 0, 0
-		case s.Last > now && early: // a probe that does not end early waits for the answer
+		case s.Last > now && early: // still pending; a probe that does not end early waits for the answer
 			if s.End, s.OutputTokens, s.Chunks = 0, 0, 0; s.First > now {
 				s.First, s.Last = 0, 0
 			} else {
@@ -56,7 +56,7 @@ func anyLimits(random *rand.Rand) SLO {
 	return SLO{Limits: all[:1+random.IntN(3)], MaxErrorRate: []float64{0, 0.05}[random.IntN(2)]}
 }
 
-// TestPropertiesOfManySeeds runs the tests here with more seeds.
+// TestPropertiesOfManySeeds runs the property tests of this file with more seeds.
 func TestPropertiesOfManySeeds(t *testing.T) {
 	realtime.Only(t, "hundreds of probes")
 	eachIsWhatTheCheckCounts(t, 200)
@@ -74,7 +74,7 @@ func eachIsWhatTheCheckCounts(t *testing.T, seeds uint64) {
 		for _, c := range limits.Judge(samples, planned, now).Checks {
 			over, kept, unknown := strings.Count(c.Each, "x"), strings.Count(c.Each, "."), strings.Count(c.Each, "?")
 			all := over == c.Broken && over+kept == c.N
-			if endedEarly(samples, planned) { // the last requests may be undecided; a pending request counts if it has its first token
+			if endedEarly(samples, planned) { // Each may differ from the counts: it leaves the last requests undecided, and includes the known TTFT of a pending request
 				all = over <= c.Broken && over >= c.Failed
 			}
 			if len(c.Each) != len(samples) || !all || over+kept+unknown != len(samples) {

@@ -8,19 +8,19 @@ import (
 	"vllmtuner/bench"
 )
 
-// A clearGrowth says when a queue clearly grows: when TTFT grows so fast, so surely and for so long. In a queue that is
-// served in order at the rate s while the rate r is offered, TTFT grows by 1 - s/r.
+// A clearGrowth has the thresholds for a queue that clearly grows: how fast TTFT must grow, how surely, and for how
+// long. If requests are offered at the rate r and served in order at the lower rate s, TTFT grows by 1 - s/r.
 //
-// The number of requests in flight would not do. It counts from the first counted request, so it rises for as long as
-// an answer takes, which may be the whole window. It also rises while a batch fills.
+// The number of requests in flight is no measure of this growth. It counts from the first counted request, so it rises
+// for as long as an answer takes, which may be the whole window. It also rises while a batch fills.
 type clearGrowth struct {
-	perSecond float64       // seconds of TTFT
-	errors    float64       // standard errors above zero, of eight degrees of freedom
+	perSecond float64       // growth of TTFT, seconds per second
+	errors    float64       // how many standard errors (with eight degrees of freedom) the growth must be above zero
 	span      time.Duration // from the first due time to the last first token
 }
 
-// An early end needs more than a verdict at the end, because it is tried again every second. With the same thresholds,
-// 3 of 200 windows of a random queue at 0.9 of the served rate would have been ended early.
+// The thresholds for an early end are higher than at the end of a window, because they are checked every second. With
+// the same thresholds, 3 of 200 windows of a random queue at 0.9 of the served rate would have been ended early.
 var (
 	grownAtEnd = clearGrowth{0.05, 5, 30 * time.Second}
 	grownEarly = clearGrowth{0.1, 8, time.Minute}
@@ -28,11 +28,12 @@ var (
 
 // A growth says how the queue grew through the window.
 type growth struct {
-	perSecond float64 // seconds of TTFT, 0 where it did not grow clearly
+	perSecond float64 // growth of TTFT, seconds per second; 0 if it is not clear
 	rate      float64 // requests per second that were due
 }
 
-// growthOf reads the growth off the samples, up to the last first token.
+// growthOf returns the growth of TTFT up to the last first token. It returns zero if the growth is below the
+// thresholds.
 func growthOf(samples []bench.Sample, least clearGrowth) growth {
 	if len(samples) < 2 {
 		return growth{}

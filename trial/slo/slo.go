@@ -1,4 +1,4 @@
-// Package slo judges a measurement by limits: the verdict, the headroom, and the limit that breaks first.
+// Package slo judges a measurement by limits. It gives the verdict, the headroom, and the limit that breaks first.
 package slo
 
 import (
@@ -32,8 +32,8 @@ func (l Limit) String() string {
 	return "p" + strconv.FormatFloat(l.Percentile, 'f', -1, 64) + " " + strings.ToUpper(string(l.Metric))
 }
 
-// MinRequests is the number of requests that a verdict needs. With this number, one may break the limit; with fewer, a single
-// slow one decides. It is 100 for p99 and 1,000 for p99.9.
+// MinRequests is the number of requests that a verdict needs. With this number, one request may break the limit; with
+// fewer, a single slow request decides. It is 100 for p99 and 1,000 for p99.9.
 func (l Limit) MinRequests() int { return minRequests(l.Percentile) }
 
 // An SLO is the limits that a server must keep.
@@ -42,8 +42,8 @@ type SLO struct {
 	MaxErrorRate float64 `json:"max_error_rate"` // failed / requests, 0 to 1
 }
 
-// MinRequests is the number of requests that a verdict needs, and the limit that needs them. A limit on ITL needs none:
-// a request has many gaps.
+// MinRequests returns the number of requests that a verdict needs, and the limit that needs them. A limit on ITL needs
+// no minimum, because each request has many gaps between tokens.
 func (s SLO) MinRequests() (n int, limit Limit) {
 	for _, l := range s.Limits {
 		if least := l.MinRequests(); l.Metric != ITL && least > n {
@@ -53,7 +53,8 @@ func (s SLO) MinRequests() (n int, limit Limit) {
 	return n, limit
 }
 
-// MayTake returns how long an answer with this number of tokens may take within the tightest limits; 0 where no limit bounds it.
+// MayTake returns how long an answer with this number of tokens may take within the tightest limits. It returns 0 if no
+// limit bounds it.
 func (s SLO) MayTake(tokens float64) time.Duration {
 	tightest := make(map[Metric]time.Duration)
 	for _, l := range s.Limits {
@@ -75,7 +76,7 @@ func (s SLO) MayTake(tokens float64) time.Duration {
 	return 0
 }
 
-// String returns the promises in one line, such as "p99 TTFT <= 1000 ms, p99 TPOT <= 60 ms".
+// String returns the limits in one line, such as "p99 TTFT <= 1000 ms, p99 TPOT <= 60 ms".
 func (s SLO) String() string {
 	words := make([]string, len(s.Limits))
 	for i, l := range s.Limits {
@@ -107,34 +108,34 @@ type Check struct {
 	Allowed  int     `json:"allowed"`          // requests that may break it: floor((1 - percentile/100) * n)
 	Headroom float64 `json:"headroom"`         // ln(max/value)
 
-	// HeadroomSE is the standard error of Headroom as a property of the server, and not of this window. Slow requests
-	// come in clusters, so it is larger than for independent requests. EffectiveN is the number of independent requests
-	// with the same error. Both are 0 where too few requests were completed.
+	// HeadroomSE is the standard error of Headroom as an estimate of the server's headroom in the long run. Slow
+	// requests come in clusters, so it is larger than for independent requests. EffectiveN is the number of independent
+	// requests with the same error. Both are 0 if too few requests were completed.
 	HeadroomSE float64 `json:"headroom_se,omitempty"`
 	EffectiveN float64 `json:"effective_n,omitempty"`
 
 	// Each has one character for every counted request, in order of Index: Kept, Over or Undecided. It is "" for ITL,
-	// because a request has many gaps.
+	// because a request has many gaps between tokens.
 	Each string `json:"each,omitempty"`
 }
 
 // The characters of Check.Each.
 const (
 	Kept      = '.'
-	Over      = 'x' // over the limit, or failed, or bound to end over it
+	Over      = 'x' // over the limit, or failed, or certain to end over the limit
 	Undecided = '?' // the probe ended too early to tell, or the answer is a single token and the limit is on TPOT
 )
 
-// The values of Verdict.Binding that are not limits.
+// The values of Verdict.Binding that are not names of limits.
 const (
 	errorRate     = "error rate"     // too many requests failed
 	overSaturated = "over-saturated" // the queue grows
 	tooFew        = "too few"        // fewer than MinRequests
 )
 
-// Broken names why a verdict failed, for reports of sweeps: the latencies in the order of the limits, such as TTFT and
-// TPOT, and "errors" where too many requests failed. It is empty for a pass, and for a failure by another reason, such
-// as an early end; Reason tells that.
+// Broken names what a failed verdict broke, for reports of sweeps. It lists latencies such as TTFT and TPOT in the
+// order of the limits, and "errors" if too many requests failed. It is empty for a pass. It is also empty if the probe
+// failed for another reason, such as an early end, which Reason tells.
 func (v Verdict) Broken() []string {
 	if v.Pass {
 		return nil

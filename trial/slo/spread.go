@@ -8,19 +8,21 @@ import (
 	"vllmtuner/bench"
 )
 
-// spreadBlocks is the number of blocks into which a window is cut to see how much it varies. Blocks must outlast the
-// bursts, but fewer blocks tell less. For p99 TTFT and TPOT of three simulated servers at 0.95 of their capacity, the
-// root mean square of the errors was 0.60 to 1.05 of the truth with five blocks, and 0.48 to 1.09 with ten.
+// spreadBlocks is the number of blocks into which standardError cuts a window. A block must be longer than a burst of
+// slow requests, but fewer blocks give a less exact error. Measured for p99 TTFT and TPOT of three simulated servers at
+// 0.95 of their capacity: the root mean square of the estimated errors was 0.60 to 1.05 times the true error with five
+// blocks, and 0.48 to 1.09 times with ten.
 const spreadBlocks = 5
 
-// standardError returns the standard error of ln(percentile), and the number of independent values with the same error.
-// The values are in the order of their requests. Both results are 0 where there are too few values.
+// standardError returns the standard error of ln(percentile), and the number of independent values that would have the
+// same error. The values are in the order of their requests. Both results are 0 if there are too few values.
 //
-// Slow requests come in clusters, so their number varies more than for independent requests. The jackknife leaves out
-// one block of time after the other. This keeps the clusters (Künsch, Annals of Statistics 17, 1989) and needs no
-// density at the percentile. Leaving out single values is not valid for a percentile (Shao and Wu, Annals of Statistics
-// 17, 1989). The jackknife has four degrees of freedom. It can fall below the error of independent values by chance;
-// then theirs is returned.
+// Slow requests come in clusters, so their number varies more than if requests were independent. The jackknife computes
+// the percentile without one block of requests, for each block in turn. This keeps the clusters (Künsch, Annals of
+// Statistics 17, 1989) and needs no density at the percentile. A jackknife that leaves out single values is not valid
+// for a percentile (Shao and Wu, Annals of Statistics 17, 1989). With five blocks the jackknife has four degrees of
+// freedom, so by chance its error can be smaller than the error of independent values. Then standardError returns the
+// error of independent values.
 func standardError(values []float64, percentile float64) (se, effective float64) {
 	n := len(values)
 	if n < max(minRequests(percentile), 4*spreadBlocks) {
@@ -63,8 +65,8 @@ func standardError(values []float64, percentile float64) (se, effective float64)
 }
 
 // independentError is the standard error of ln(percentile) of independent values: half the distance between the
-// percentiles one binomial standard error above and below (Woodruff, JASA 47, 1952). Where there is no percentile
-// above, it is the distance to the lower one.
+// percentiles one binomial standard error above and below (Woodruff, JASA 47, 1952). If the values are too few for the
+// upper percentile, it is the whole distance to the lower one.
 func independentError(sorted []float64, percentile float64) float64 {
 	n, p := float64(len(sorted)), percentile/100
 	off := math.Sqrt(p * (1 - p) / n)
@@ -75,5 +77,6 @@ func independentError(sorted []float64, percentile float64) float64 {
 	return (math.Log(bench.Percentile(sorted, 100*(p+off))) - low) / 2
 }
 
-// minRequests is the smallest number of requests at which one may break a limit on the percentile.
+// minRequests returns how many requests a limit on the percentile needs. With fewer requests, not even one of them may
+// exceed the limit. For p99 it is 100.
 func minRequests(percentile float64) int { return int(math.Ceil(100/(100-percentile) - 1e-6)) }

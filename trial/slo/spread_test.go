@@ -9,7 +9,7 @@ import (
 	"vllmtuner/bench"
 )
 
-// latencies draws lognormal latencies. alike is the correlation of neighbours; 0 makes them independent.
+// latencies draws n lognormal latencies. alike is the correlation of two successive ones; 0 makes them independent.
 func latencies(n int, alike float64, seed uint64) []float64 {
 	random := rand.New(rand.NewPCG(seed, 3))
 	state, values := random.NormFloat64(), make([]float64, n)
@@ -20,7 +20,8 @@ func latencies(n int, alike float64, seed uint64) []float64 {
 	return values
 }
 
-// The truth is the spread of the percentiles over independent windows.
+// The test compares the estimated standard error with the true one: the spread of the percentile over 120 independent
+// windows.
 func TestTheStandardErrorIsHonest(t *testing.T) {
 	const windows = 120
 	for _, row := range []struct {
@@ -28,8 +29,8 @@ func TestTheStandardErrorIsHonest(t *testing.T) {
 		alike       float64
 		n           int
 		percentile  float64
-		low, high   float64 // root mean square of the errors, as a part of the truth
-		independent float64 // highest error of independent requests, as a part of the truth
+		low, high   float64 // range of the estimated error (root mean square), relative to the true error
+		independent float64 // upper limit of the error that assumes independent requests, relative to the true error
 	}{
 		{"independent requests", 0, 1000, 99, 0.9, 1.4, 1.2},
 		{"independent requests, as few as it takes", 0, 100, 99, 0.7, 1.5, 1.5},
@@ -84,8 +85,8 @@ func TestOfTooFewRequestsNoErrorIsKnown(t *testing.T) {
 	}
 }
 
-// waiting is an open loop at a server that gives first tokens in order, at the served rate at most. Each answer takes a
-// second more.
+// waiting returns the samples of an open loop. The server sends first tokens in the order of the requests, at most at
+// the served rate. Each answer ends one second after its first token.
 func waiting(rate, served float64, length time.Duration, seed uint64) []bench.Sample {
 	random := rand.New(rand.NewPCG(seed, 4))
 	var all []bench.Sample
@@ -102,7 +103,7 @@ func waiting(rate, served float64, length time.Duration, seed uint64) []bench.Sa
 	}
 }
 
-// at returns the samples that a Stop gets at the time now.
+// at returns the samples as a Stop sees them at the time now.
 func at(now time.Duration, all []bench.Sample) []bench.Sample {
 	var seen []bench.Sample
 	for _, s := range all {
@@ -129,8 +130,8 @@ func TestAGrowingQueueFails(t *testing.T) {
 		name         string
 		rate, served float64
 		length       time.Duration
-		least, most  int // of 12 windows that fail
-		stop         int // at least this many of 12 windows end early
+		least, most  int // smallest and largest number of the 12 windows that may fail
+		stop         int // smallest number of the 12 windows that must end early
 	}{
 		{"half of what is served", 10, 20, window, 0, 0, 0},
 		{"nine tenths of it", 18, 20, window, 0, 0, 0},
@@ -144,7 +145,8 @@ func TestAGrowingQueueFails(t *testing.T) {
 			v := patient.Judge(samples, len(samples), ever)
 			if !v.Pass {
 				failed++
-				// The growth of a queue that is served in order shows the ratio of served and offered rate.
+				// The headroom is about ln(served / rate), because the queue is served in order and grows with their
+				// difference.
 				if v.Binding != overSaturated || v.Headroom >= 0 || row.rate > row.served && math.Abs(v.Headroom-math.Log(row.served/row.rate)) > 0.15 {
 					t.Errorf("%s, seed %d: %s by %s, headroom %g, want about %g", row.name, seed, v.Reason, v.Binding, v.Headroom, math.Log(row.served/row.rate))
 				}

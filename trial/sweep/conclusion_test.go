@@ -16,10 +16,10 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// rowLetters stand for verdicts: p passed, f failed, L passed with a late load generator, l failed because of a late load generator.
+// rowLetters stand for verdicts: p is passed, f is failed. L passed and l failed while the load generator was late.
 const rowLetters = "pfLl"
 
-// A table has one verdict for each load. Its methods draw their conclusions without the code under test.
+// A table has one verdict for each load. Its methods compute the expected conclusions without the code under test.
 type table struct {
 	loads   []float64
 	letters []byte
@@ -35,10 +35,10 @@ func (t table) with(letters string) (loads []float64) {
 	return loads
 }
 
-// highest is the highest load that passed with the load generator in time; 0 means none.
+// highest returns the highest load that passed while the load generator was in time; 0 means none.
 func (t table) highest() float64 { return slices.Max(append(t.with("p"), 0)) }
 
-// reach is the highest load that may keep the SLO for all that the rows show; 0 means none.
+// reach returns the highest load that kept the SLO, or may keep it when the load generator is in time; 0 means none.
 func (t table) reach() float64 {
 	reach := t.highest()
 	for _, load := range t.with("Ll") {
@@ -77,7 +77,7 @@ func (t table) steps() (steps []capacity.Step) {
 	return steps
 }
 
-// figures returns the numbers of a text that a rule matches.
+// figures returns the number in each match of the regular expression rule.
 func figures(t *testing.T, text, rule string) (all []float64) {
 	t.Helper()
 	for _, m := range regexp.MustCompile(rule).FindAllStringSubmatch(text, -1) {
@@ -90,7 +90,7 @@ func figures(t *testing.T, text, rule string) (all []float64) {
 	return all
 }
 
-// The conclusion and the error of `tuner bench` follow from its rows, whatever the order of the loads.
+// The conclusion and the error of `tuner bench` must agree with its rows, for any order of the loads.
 func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4000) {
@@ -155,7 +155,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 	}
 }
 
-// The conclusion of a sweep holds for every result that its rows leave possible.
+// The conclusion of a sweep must be true for every possible result of the loads at which the load generator was late.
 func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 	t.Parallel()
 	said := map[string]int{}
@@ -166,7 +166,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		var letters []string
 		for range 1 + rng.IntN(4) {
 			one := randomTable(rng, []float64{1, 2, 4})
-			if rng.IntN(2) == 0 { // in half of the tables the load generator is always in time
+			if rng.IntN(2) == 0 { // in half of the tables the load generator is never late
 				one.letters = []byte(strings.NewReplacer("L", "p", "l", "f").Replace(string(one.letters)))
 			}
 			all, letters = append(all, one), append(letters, string(one.letters))

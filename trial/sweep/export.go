@@ -21,10 +21,11 @@ import (
 	"vllmtuner/trial/loadtest"
 )
 
-// WriteCSV writes all figures as one table with a line for each config and load.
+// WriteCSV writes all figures as one table, with one line for each config at each load.
 func (s *Sweep) WriteCSV(w io.Writer) error { return csv.NewWriter(w).WriteAll(s.records()) }
 
-// records are all figures, a line for each config and load.
+// records returns the lines of that table, the header first. A config whose server failed has one more line, with the
+// reason.
 func (s *Sweep) records() [][]string {
 	names, _ := loadtest.Record(loadtest.ResultOf(trial.Probe{Streams: s.Plan.Levels[0].Streams}))
 	head := slices.Concat([]string{"config"}, names, []string{maxConcurrent.key, kvCache.key, "simulated", "trouble"})
@@ -45,10 +46,11 @@ func (s *Sweep) records() [][]string {
 	return records
 }
 
-// kvCache is the size of the KV cache in GiB; "" where the server did not tell it.
+// kvCache returns the size of the KV cache in GiB; "" if the server did not report it.
 func (c *Config) kvCache() string { return kvCache.people(c, trial.Probe{}) }
 
-// WriteFiles writes each table as a CSV file of its own, in the layout of manual sweeps. The name of the study begins its name.
+// WriteFiles writes each table to its own CSV file in dir, in the layout of sweeps made by hand. Each file name begins
+// with the name of the sweep.
 func (s *Sweep) WriteFiles(dir string) error {
 	c := s.compare()
 	files := map[string][][]string{"configs": s.configRecords(), "winners": c.winnerRecords(), "slo_targets": s.targetRecords()}
@@ -83,7 +85,7 @@ func writeCSVFile(path string, records [][]string) error {
 	return errors.Join(csv.NewWriter(f).WriteAll(records), f.Close())
 }
 
-// configRecords are the configs with a column for each flag.
+// configRecords returns one line for each config, with a column for each flag.
 func (s *Sweep) configRecords() [][]string {
 	names := s.flagNames()
 	head := []string{"index", "label"}
@@ -131,7 +133,7 @@ func (s *Sweep) targetRecords() [][]string {
 	return records
 }
 
-// A document is a sweep as JSON.
+// A document is the JSON form of a sweep.
 type document struct {
 	Name      string           `json:"name"`
 	Model     string           `json:"model"`
@@ -140,34 +142,34 @@ type document struct {
 	Seed      uint64           `json:"seed"`
 	SLO       string           `json:"slo"`
 	Cache     trial.Protocol   `json:"cache"`
-	Requests  int              `json:"requests"` // at each load
+	Requests  int              `json:"requests"` // number of requests at each load
 	Baseline  string           `json:"baseline"`
 	Configs   []configDocument `json:"configs"`
 	Summary   string           `json:"summary"`
-	Ranking   string           `json:"ranking,omitempty"` // of a closed loop
+	Ranking   string           `json:"ranking,omitempty"` // only for a closed loop
 	Limits    []string         `json:"cannot_tell"`
 }
 
-// A configDocument is a config as JSON.
+// A configDocument is the JSON form of one config.
 type configDocument struct {
 	Name        string            `json:"name"`
 	Description string            `json:"description,omitempty"`
-	Args        []string          `json:"args"`     // all of the server, after the model
+	Args        []string          `json:"args"`     // all args of the server, after the model
 	Complete    bool              `json:"complete"` // every load was measured
 	Trouble     string            `json:"trouble,omitempty"`
 	Class       serverctl.Class   `json:"class,omitempty"`
 	Evidence    string            `json:"evidence,omitempty"`
-	Highest     capacity.Capacity `json:"highest"`        // its rate is one of the grid's
-	Below       []float64         `json:"failed_below"`   // loads under the highest that failed
-	VsBaseline  string            `json:"vs_baseline"`    // such as +25 %; - when it is not known
+	Highest     capacity.Capacity `json:"highest"`        // its rate is one of the measured loads
+	Below       []float64         `json:"failed_below"`   // failed loads that are lower than the highest passed one
+	VsBaseline  string            `json:"vs_baseline"`    // such as "+25 %"; "-" if it is not known
 	Mark        string            `json:"mark,omitempty"` // winner or tie
 	Facts       serverctl.Facts   `json:"facts"`
 	GPUSeconds  float64           `json:"gpu_seconds"`
-	Probes      []trial.Probe     `json:"probes"` // without their series
+	Probes      []trial.Probe     `json:"probes"` // without their time series
 	Notes       []string          `json:"notes,omitempty"`
 }
 
-// WriteJSON writes the sweep as one JSON object, without the series of its probes.
+// WriteJSON writes the sweep as one JSON object. It leaves out the time series of the probes.
 func (s *Sweep) WriteJSON(w io.Writer) error {
 	compared := s.compare()
 	doc := document{

@@ -13,8 +13,8 @@ import (
 	"vllmtuner/trial/loadtest"
 )
 
-// Measure measures the configs one after the other, and writes progress to w. Its results stand, whatever error it returns. When
-// finish is closed, it ends after the current load.
+// Measure measures the configs one after the other, and writes progress to w. If it returns an error, s keeps the
+// results so far. When finish is closed, Measure ends after the current load.
 func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, finish <-chan struct{}, w io.Writer) error {
 	progress := newProgress(s, w)
 	defer progress.shown.End()
@@ -31,7 +31,7 @@ func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, finish <-chan
 	return nil
 }
 
-// measureConfig measures one config on a server of its own.
+// measureConfig starts a server for one config and measures all loads on it.
 func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Config, finish <-chan struct{}, progress *progress) error {
 	s.begun++
 	var err error
@@ -50,10 +50,10 @@ func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Conf
 	return err
 }
 
-// ErrNoConfigKept is the outcome when no config kept the SLO with the load generator in time.
+// ErrNoConfigKept is the outcome if no config kept the SLO at a load for which the load generator was in time.
 var ErrNoConfigKept = errors.New("no config kept the SLO at any load")
 
-// Outcome is the error of a sweep that was measured to its end: nil if a config kept the SLO.
+// Outcome returns the error of a completed sweep. It is nil if at least one config kept the SLO.
 func (s *Sweep) Outcome() error {
 	c := s.compare()
 	switch {
@@ -67,7 +67,8 @@ func (s *Sweep) Outcome() error {
 	return ErrNoConfigKept
 }
 
-// A progress shows how far a sweep is. Each measured load gets a line. In virtual time a line for each config is enough.
+// A progress shows how far a sweep is. It writes a line for each measured load and each config. In virtual time it
+// writes only a line for each config.
 type progress struct {
 	*Sweep
 	shown  *render.Progress
@@ -79,16 +80,16 @@ func newProgress(s *Sweep, w io.Writer) *progress {
 	return &progress{Sweep: s, shown: render.NewProgress(w), starts: s.StartUp, began: time.Now()}
 }
 
-// config is the config that is being measured.
+// config returns the config that is measured now.
 func (p *progress) config() *Config { return p.Configs[p.begun-1] }
 
-// loads is how many loads were measured, or given up with an earlier server; all is how many there are.
+// loads returns how many loads are done, and how many there are. The loads that a failed server left out count as done.
 func (p *progress) loads() (done, all int) {
 	each := len(p.Plan.Levels)
 	return (p.begun-1)*each + len(p.config().Probes), len(p.Configs) * each
 }
 
-// step shows what begins now.
+// step shows the name of the step that begins now.
 func (p *progress) step(step string) {
 	done, all := p.loads()
 	p.shown.Show(render.Stage{
@@ -97,10 +98,10 @@ func (p *progress) step(step string) {
 	})
 }
 
-// margin is the indent of the second line of a message, in columns.
+// margin is how many columns the second and later lines of a message are indented.
 const margin = 2
 
-// probed reports a measured load.
+// probed writes a line about a measured load.
 func (p *progress) probed(c *Config, probe trial.Probe) {
 	if p.Simulated != "" {
 		return
@@ -112,7 +113,7 @@ func (p *progress) probed(c *Config, probe trial.Probe) {
 	p.shown.Line(margin, "%s at %s: %s, %s%s", c.Name, probe.Level(), verdictCell(c, probe), probe.Verdict.Reason, left)
 }
 
-// ended reports a config that is measured, or whose server failed.
+// ended writes a line about a config after its last load, or after its server failed.
 func (p *progress) ended(c *Config) {
 	if took := c.Result.Facts.StartUp; took > 0 {
 		p.starts = took
@@ -120,7 +121,7 @@ func (p *progress) ended(c *Config) {
 	p.shown.Line(margin, "%s: %s", c.Name, c.found(p.closed()))
 }
 
-// left is the remaining time; 0 where it is not known. In a closed loop it is estimated from the time so far.
+// left returns the remaining time; 0 if it is not known. For a closed loop it estimates the time from the loads so far.
 func (p *progress) left() time.Duration {
 	done, all := p.loads()
 	switch {
@@ -129,7 +130,7 @@ func (p *progress) left() time.Duration {
 	case p.closed():
 		return time.Since(p.began) / time.Duration(done) * time.Duration(all-done)
 	}
-	// The servers keep up with their rates.
+	// This assumes that the servers keep up with every rate.
 	left := time.Duration(len(p.Configs)-p.begun) * (p.starts + p.Plan.Planned())
 	for _, level := range p.Plan.Levels[len(p.config().Probes):] {
 		left += p.Plan.Cooldown + p.Plan.Takes(level)

@@ -14,16 +14,16 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A standing is how a config compares with the others. Its capacity is the highest load of the grid that kept the SLO.
+// A standing says how one config compares with the others. Its capacity is the highest measured load that kept the SLO.
 type standing struct {
 	capacity.Capacity
-	below []float64 // loads under the highest that failed
-	gain  float64   // its highest load against the baseline's: 0.25 is 25 % more
+	below []float64 // failed loads that are lower than the highest passed one
+	gain  float64   // its highest load relative to the baseline's: 0.25 means 25 % more
 	known bool      // gain is known
-	mark  string    // winner or tie; "" for the others
+	mark  string    // "winner", "tie" or ""
 }
 
-// versus is the gain for people, such as +25 %.
+// versus returns the gain as text, such as "+25 %"; "-" if the gain is not known.
 func (s standing) versus() string {
 	if !s.known {
 		return "-"
@@ -31,16 +31,17 @@ func (s standing) versus() string {
 	return render.Percent(s.gain)
 }
 
-// A comparison is a sweep with the standings of its configs in their order. It says which of them are best.
+// A comparison is a sweep with the standing of each config, in the order of the configs.
 type comparison struct {
 	*Sweep
 	all   []standing
-	best  []int // those with the highest load; several are a tie
-	rival int   // a config that might reach the best; a late load generator hid its highest load; -1 if there is none
+	best  []int // indexes of the configs with the highest load; more than one is a tie
+	rival int   // index of a config that may be the best, but had a late load generator; -1 means none
 }
 
-// compare compares the configs. A winner is better than all other configs, the baseline included. It does not compare a config
-// whose highest load the load generator hid. There is no winner if such a config might reach the winner's load.
+// compare compares the configs. A winner has a higher load than all other configs, the baseline included. The highest
+// load of a config is not known if the load generator was late. Such a config gets no gain, and there is no winner if
+// it might reach the winner's load.
 func (s *Sweep) compare() comparison {
 	c := comparison{Sweep: s, all: make([]standing, len(s.Configs))}
 	top := 0.0
@@ -109,8 +110,9 @@ func (c comparison) conclusion() string {
 	return fmt.Sprintf("%s is %s above the baseline on this grid; one draw does not prove it better.", name, strings.TrimPrefix(winner.versus(), "+"))
 }
 
-// ranking orders the configs of a closed loop by their requests per second at the highest concurrency at which all of them were
-// measured; "" where there is nothing to order.
+// ranking orders the configs of a closed loop by requests per second. It compares them at the concurrency at which the
+// most configs were measured, the highest of several such ones. It returns "" for an open loop, and if no two configs
+// can be compared.
 func (s *Sweep) ranking() string {
 	if !s.closed() {
 		return ""
@@ -128,7 +130,7 @@ func (s *Sweep) ranking() string {
 				there = append(there, entry{c.Name, p})
 			}
 		}
-		if len(there) > 1 && len(there) >= len(entries) { // a config that died at a higher level is ranked at this one
+		if len(there) > 1 && len(there) >= len(entries) { // a config whose server died at a higher level is still ranked
 			level, entries = l, there
 		}
 	}
@@ -152,7 +154,7 @@ func (s *Sweep) ranking() string {
 	return fmt.Sprintf("Ranking at %s, by requests per second: %s.", level, strings.Join(texts, ", "))
 }
 
-// limits says what the tables of this sweep cannot tell.
+// limits returns sentences about what the tables of this sweep cannot show.
 func (c comparison) limits() []string {
 	texts := []string{}
 	if text := c.gridLimit(); text != "" {
@@ -175,7 +177,7 @@ func (c comparison) limits() []string {
 	return append(texts, "`tuner run` searches the flags, and rates between those of the grid. Its windows last long enough for a p99, with load before and after them.")
 }
 
-// drawLimit says how few requests decide the highest percentile of the SLO.
+// drawLimit says how few requests decide the highest percentile in the SLO.
 func (s *Sweep) drawLimit() string {
 	highest := slices.MaxFunc(s.SLO.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
 	slow := max(1, int(math.Round((100-highest.Percentile)/100*float64(s.Plan.Requests))))
@@ -186,7 +188,8 @@ func (s *Sweep) drawLimit() string {
 	return fmt.Sprintf("One draw: %s the p%g. Another seed sends other requests at other times, and near a limit its verdicts may differ.", slowest, highest.Percentile)
 }
 
-// gridLimit says between which two loads the true highest load of the best config lies; "" where no config has one.
+// gridLimit says between which two measured loads the true highest load of the best config lies. It returns "" if no
+// config has both a passed load and a failed load above it.
 func (c comparison) gridLimit() string {
 	var best standing
 	for _, st := range c.all {

@@ -1,5 +1,5 @@
-// Package sweep measures named configs, each on a server of its own, at every load of one grid, and compares them. It writes the
-// comparison as text, CSV files and JSON. It never searches.
+// Package sweep measures named configs at every load of a list and compares them. Each config gets its own server. The
+// comparison is written as text, CSV files and JSON. The package never searches for better flags.
 package sweep
 
 import (
@@ -16,28 +16,28 @@ import (
 
 // A Sweep has the configs to measure and their results.
 type Sweep struct {
-	Name      string // of the study
+	Name      string // name of the study; the names of the CSV files begin with it
 	Model     string
 	Simulated string   // profile of the simulated server; "" for a real one
-	Command   []string // of a real server
-	Args      []string // of every server
+	Command   []string // command that starts a real server
+	Args      []string // args of every server
 	Workload  string
 	Seed      uint64
 	SLO       slo.SLO
 	Cache     trial.Protocol
-	Plan      trial.Sweep   // what each server goes through
-	StartUp   time.Duration // of a server, estimated beforehand
+	Plan      trial.Sweep   // warm-up and loads of each server
+	StartUp   time.Duration // estimated time that a server takes to start
 	Marks     []string      // notes that hold for all configs
-	Configs   []*Config     // in the order of the file; the first is the baseline
+	Configs   []*Config     // configs in the order of the file; the first is the baseline
 
-	begun int // how many configs were begun; the last of them may not be done
+	begun int // how many configs were begun; the last of them may be incomplete
 }
 
-// A Config is one config, with its result once it was measured.
+// A Config is one config and, after its measurement, its result.
 type Config struct {
 	Name        string
 	Description string
-	Flags       map[string]string // only the flags of this config
+	Flags       map[string]string // the flags that this config sets itself
 	Args        []string          // all args of the server, after the model
 	Number      int               // index in the file, from 0; it names the log
 
@@ -48,7 +48,7 @@ type Config struct {
 // closed reports whether the levels are concurrencies of a closed loop.
 func (s *Sweep) closed() bool { return len(s.Plan.Levels) > 0 && s.Plan.Levels[0].Streams > 0 }
 
-// varied names what the levels vary.
+// varied returns what differs between the levels: concurrency or rate.
 func (s *Sweep) varied() string {
 	if s.closed() {
 		return "concurrency"
@@ -69,7 +69,7 @@ func (s *Sweep) simulated() bool {
 	return s.Simulated != "" || slices.ContainsFunc(s.Configs, func(c *Config) bool { return c.Result.Facts.Simulated })
 }
 
-// Begun reports whether there is anything to report.
+// Begun reports whether the measurement of any config has begun.
 func (s *Sweep) Begun() bool { return s.begun > 0 }
 
 // measuredAny reports whether any load was measured.
@@ -77,7 +77,7 @@ func (s *Sweep) measuredAny() bool {
 	return slices.ContainsFunc(s.Configs, func(c *Config) bool { return len(c.Probes) > 0 })
 }
 
-// label is the name of a config, with a mark at the baseline.
+// label returns the name of a config; the name of the baseline is marked.
 func (s *Sweep) label(i int) string {
 	if i == 0 {
 		return s.Configs[i].Name + " (baseline)"
@@ -93,7 +93,7 @@ func (c *Config) at(l trial.Level) (trial.Probe, bool) {
 	return c.Probes[i], true
 }
 
-// trouble says why a config's server failed; "" when it did not.
+// trouble says why the server of a config failed; "" if it did not fail.
 func (c *Config) trouble() string {
 	r := c.Result
 	if r.Outcome == trial.Measured || r.Class == "" && r.Outcome == "" {
@@ -107,7 +107,7 @@ func (c *Config) trouble() string {
 	return strings.TrimSuffix(what+": "+strings.TrimPrefix(class+": "+r.Evidence, ": "), ": ")
 }
 
-// found says in a few words what was found for a config.
+// found says in a few words what the highest load of a config is, or why its server failed.
 func (c *Config) found(closed bool) string {
 	if trouble := c.trouble(); trouble != "" {
 		return trouble

@@ -12,8 +12,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// swept returns a sweep with one config for each word. The letters of a word are the verdicts at 1, 2 and 4 req/s, as in
-// rowLetters; a point means that the load was not measured.
+// swept returns a sweep with one config for each string. The letters of a string are the verdicts at 1, 2 and 4 req/s;
+// rowLetters explains them. A dot means that the load was not measured.
 func swept(letters ...string) *Sweep {
 	s := &Sweep{
 		Name: "s", Simulated: "small-fast", Cache: trial.Carried, Plan: trial.Sweep{Requests: 300, Levels: []trial.Level{{Rate: 1}, {Rate: 2}, {Rate: 4}}},
@@ -26,7 +26,7 @@ func swept(letters ...string) *Sweep {
 	return s
 }
 
-// setRows replaces what was measured.
+// setRows replaces the results of all configs; swept explains the letters.
 func (s *Sweep) setRows(letters ...string) {
 	for i, word := range letters {
 		c := s.Configs[i]
@@ -52,10 +52,10 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	for _, row := range []struct {
 		name       string
 		letters    []string
-		marks      string // winner, tie or - for each config
+		marks      string // "winner", "tie" or "-" for each config
 		versus     string
 		conclusion string
-		limits     string // part of the text about what the tables cannot show
+		limits     string // must be in the text about what the tables cannot show
 	}{
 		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "nothing was measured between 2.00 and 4.00. A highest load of 2.00 may really be up to 100 % higher"},
 		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the 3 slowest of 300 requests decide the p99."},

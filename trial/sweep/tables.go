@@ -16,16 +16,16 @@ import (
 
 // A figure is one number of a measured load.
 type figure struct {
-	title string // in tables, with its unit
-	key   string // in names of files and columns
+	title string // name in tables, with the unit
+	key   string // name for files and CSV columns
 	value func(c *Config, p trial.Probe) (value float64, known bool)
-	text  func(value float64) string // for people
+	text  func(value float64) string // writes the value for people
 }
 
-// A cell writes what a table shows of a measured load; "" when nothing was measured.
+// A cell returns the text of one table cell for a measured load.
 type cell func(c *Config, p trial.Probe) string
 
-// people writes the figure as people read it.
+// people returns the figure as text for people; "" if it is not known.
 func (f figure) people(c *Config, p trial.Probe) string {
 	if v, known := f.value(c, p); known {
 		return f.text(v)
@@ -33,7 +33,7 @@ func (f figure) people(c *Config, p trial.Probe) string {
 	return ""
 }
 
-// programs writes the figure as programs read it.
+// programs returns the figure as text for CSV files; "" if it is not known.
 func (f figure) programs(c *Config, p trial.Probe) string {
 	v, known := f.value(c, p)
 	switch {
@@ -45,7 +45,8 @@ func (f figure) programs(c *Config, p trial.Probe) string {
 	return loadtest.Fixed(v)
 }
 
-// latency is a percentile of a latency in milliseconds. It is unknown when no request was completed.
+// latency returns a figure: a percentile of a latency in milliseconds. Its value is not known if no request was
+// completed.
 func latency(metric slo.Metric, percentile int) figure {
 	return figure{
 		fmt.Sprintf("%s p%d (ms)", strings.ToUpper(string(metric)), percentile), fmt.Sprintf("%s_p%d_ms", metric, percentile),
@@ -55,12 +56,12 @@ func latency(metric slo.Metric, percentile int) figure {
 	}
 }
 
-// number is a figure with some digits behind the point. It is always known.
+// number returns a figure with the given number of decimals. Its value is always known.
 func number(title, key string, digits int, of func(bench.Measurement) float64) figure {
 	return figure{title, key, func(_ *Config, p trial.Probe) (float64, bool) { return of(p.Measurement), true }, fixed(digits)}
 }
 
-// fixed returns a function that writes numbers with some digits behind the point.
+// fixed returns a function that formats a number with the given number of decimals.
 func fixed(digits int) func(float64) string {
 	return func(v float64) string { return strconv.FormatFloat(v, 'f', digits, 64) }
 }
@@ -76,10 +77,11 @@ var (
 	}, fixed(2)}
 )
 
-// Each of gridFigures gets its own table of rates by configs, as in the reports of manual sweeps.
+// gridFigures each get their own table, with a line for each rate and a column for each config, as in sweeps made by
+// hand.
 var gridFigures = []figure{latency(slo.TTFT, 99), latency(slo.TPOT, 99), outputTokens, maxConcurrent}
 
-// detailFigures are the rows of the table for a single rate.
+// detailFigures are the rows of the table that shows all configs at one rate.
 var detailFigures = []figure{
 	latency(slo.TTFT, 50), latency(slo.TTFT, 95), latency(slo.TTFT, 99),
 	latency(slo.TPOT, 50), latency(slo.TPOT, 95), latency(slo.TPOT, 99),
@@ -91,14 +93,14 @@ var detailFigures = []figure{
 	kvCache,
 }
 
-// loopFigures are the columns of a sweep over concurrencies.
+// loopFigures are the columns of the table for a closed loop.
 var loopFigures = []figure{
 	number("req/s", "req_s", 1, func(m bench.Measurement) float64 { return m.RequestThroughput }),
 	number("tok/s", "out_tok_s", 0, outputOf),
 	latency(slo.TTFT, 50), latency(slo.TTFT, 95), latency(slo.ITL, 50), latency(slo.ITL, 95), latency(slo.E2E, 50), latency(slo.E2E, 95),
 }
 
-// verdictCell is a verdict in a table of a sweep: PASS, or FAIL (TTFT+TPOT).
+// verdictCell returns a verdict for a table, such as PASS, or FAIL (TTFT+TPOT) if both limits were broken.
 func verdictCell(_ *Config, p trial.Probe) string {
 	v := p.Verdict
 	switch {
@@ -112,10 +114,11 @@ func verdictCell(_ *Config, p trial.Probe) string {
 	return "FAIL (" + strings.Join(v.Broken(), "+") + ")"
 }
 
-// A grid is a line of heads and more lines, each with the name of its row first. Its cells are empty where nothing was measured.
+// A grid is a table. Its first line has the names of the columns, and each line begins with the name of the row. A cell
+// is empty if the load was not measured.
 type grid [][]string
 
-// A column is one column of a table over the loads.
+// A column describes one column of a table that has a line for each load.
 type column struct {
 	head   string
 	config *Config
@@ -154,7 +157,7 @@ func (s *Sweep) byConfig(corner string, shown cell) grid {
 	return s.overLoads(corner, columns)
 }
 
-// loopTable returns the figures of a config over concurrencies, for people.
+// loopTable returns the figures of one config as text for people, with a line for each concurrency.
 func (s *Sweep) loopTable(c *Config) grid {
 	var columns []column
 	for _, f := range loopFigures {
@@ -163,7 +166,7 @@ func (s *Sweep) loopTable(c *Config) grid {
 	return s.overLoads("conc", append(columns, column{"SLO", c, verdictCell}))
 }
 
-// loopRecords returns the figures of a config over the measured concurrencies, for programs.
+// loopRecords returns the figures of one config for a CSV file, with a line for each measured concurrency.
 func (s *Sweep) loopRecords(c *Config) grid {
 	var columns []column
 	for _, f := range loopFigures {
@@ -173,7 +176,8 @@ func (s *Sweep) loopRecords(c *Config) grid {
 	return slices.DeleteFunc(lines, func(line []string) bool { return strings.Join(line[1:], "") == "" })
 }
 
-// detail returns a table of all figures by configs at one level. as writes a figure for people, or for programs.
+// detail returns a table for one level, with a line for each figure and a column for each config. The parameter as is
+// figure.people or figure.programs.
 func (s *Sweep) detail(corner string, level trial.Level, as func(figure, *Config, trial.Probe) string) grid {
 	lines := grid{{corner}}
 	for _, c := range s.Configs {
@@ -189,7 +193,8 @@ func (s *Sweep) detail(corner string, level trial.Level, as func(figure, *Config
 	return lines
 }
 
-// table returns the grid for a terminal. Numbers are aligned on the right: loads, which have a head, and all figures.
+// table returns the grid as a table for a terminal. Columns of numbers are aligned on the right. The first column has a
+// head only if it holds loads, which are numbers too.
 func (t grid) table() render.Table {
 	table := render.Table{Folds: true, Rows: t[1:]}
 	for i, head := range t[0] {

@@ -16,7 +16,7 @@ import (
 	"vllmtuner/trial/loadtest"
 )
 
-// WriteText writes the tables of manual sweeps, and what these tables cannot show.
+// WriteText writes the tables that sweeps made by hand have, and what these tables cannot show.
 func (s *Sweep) WriteText(w io.Writer) error {
 	var t render.Text
 	s.writeHead(&t)
@@ -68,7 +68,7 @@ func (s *Sweep) WritePlan(w io.Writer) error {
 	return t.Flush(w)
 }
 
-// writeHead says what is measured, and how.
+// writeHead writes what is measured, and how.
 func (s *Sweep) writeHead(t *render.Text) {
 	by := strings.Join(s.Command, " ")
 	if name := s.Simulated; name != "" {
@@ -94,7 +94,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 	t.Item("SLO", "%s", s.SLO)
 }
 
-// writeConfigs says which flags each config has, and why one could not be measured.
+// writeConfigs writes the flags of each config, and why its server failed if it did.
 func (s *Sweep) writeConfigs(t *render.Text) {
 	short, longest := render.ShortNames(s.flagNames()), s.labelWidth()
 	fmt.Fprintf(t, "\n%-*s  %6s  %s\n", longest, "config", "KV GiB", "flags")
@@ -124,7 +124,7 @@ func (s *Sweep) labelWidth() int {
 	return longest
 }
 
-// writeNotes adds what a reader must know about the figures.
+// writeNotes writes the notes about the figures. It writes the notes in Marks once, because they hold for all configs.
 func (s *Sweep) writeNotes(t *render.Text) {
 	var notes []string
 	if s.simulated() {
@@ -151,7 +151,7 @@ func (s *Sweep) writeNotes(t *render.Text) {
 	}
 }
 
-// writeStandings names the highest load of each config within the SLO.
+// writeStandings writes the highest load at which each config kept the SLO.
 func (c comparison) writeStandings(t *render.Text) {
 	longest, what := c.labelWidth(), c.varied()
 	fmt.Fprintf(t, "\nHighest %s within the SLO\n%-*s %11s %8s %7s  %s\n", what, longest, "config", what, "vs base", "", "next on the grid")
@@ -180,7 +180,7 @@ func (c comparison) writeStandings(t *render.Text) {
 	}
 }
 
-// loadWord is a load in a table.
+// loadWord returns a load as text for a table.
 func (s *Sweep) loadWord(load float64) string {
 	if s.closed() {
 		return strconv.Itoa(int(load))
@@ -188,7 +188,7 @@ func (s *Sweep) loadWord(load float64) string {
 	return loadtest.RateText(load)
 }
 
-// next says what was found at the load above the highest.
+// next returns the verdict at the lowest failed load, or why there is none.
 func (s *Sweep) next(c *Config, h capacity.Capacity) string {
 	i := slices.IndexFunc(s.Plan.Levels, func(l trial.Level) bool { return l.Load() == h.High })
 	switch {
@@ -205,7 +205,8 @@ func (s *Sweep) next(c *Config, h capacity.Capacity) string {
 	return s.loadWord(h.High) + " " + verdictCell(c, p)
 }
 
-// detailLevel is the level of the detail table: the highest of the baseline, or the lowest of all where the baseline has none.
+// detailLevel returns the level of the detail table: the highest at which the baseline kept the SLO, or the first level
+// if there is none.
 func (c comparison) detailLevel() (level trial.Level, why string) {
 	base := c.all[0]
 	for _, l := range c.Plan.Levels {

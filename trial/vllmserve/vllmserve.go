@@ -1,4 +1,4 @@
-// Package vllmserve is a Load of a trial that runs vllm bench serve to send the requests. It never judges what it measured.
+// Package vllmserve has a Load for trials that runs vllm bench serve to send the requests. It never judges the results.
 package vllmserve
 
 import (
@@ -25,30 +25,32 @@ import (
 	"vllmtuner/serverctl/proc"
 )
 
-// A Load sends the requests of a trial by vllm bench serve (0.14.1 to 0.33). It differs from the tuner's own load in four ways:
-// latencies count from the POST and not from the due time, the lead-in is a separate run, nothing is sent after the window,
-// and a probe cannot be ended early.
+// A Load sends the requests of a trial with vllm bench serve (0.14.1 to 0.33). It differs from the tuner's own load in
+// four ways. Latencies count from the POST, not from the due time. The lead-in is a separate run. Nothing is sent after
+// the window. A probe cannot be ended early.
 type Load struct {
-	Command    []string // such as vllm bench serve; Load appends its options
-	Env        []string // added to the tuner's own environment
+	Command    []string // command to run, such as vllm bench serve; Load appends the options
+	Env        []string // environment variables, added to the tuner's own
 	Client     *bench.Client
 	Tokenizer  string        // the model, as a Hugging Face id or a path
-	Dir        string        // for data sets and results, which Load removes again
-	Log        io.Writer     // gets what the command prints; may be nil
-	Limit      time.Duration // of one call; 0 means startTime + the planned time + drainTime
-	Burstiness float64       // of the arrivals; 0 means Poisson
+	Dir        string        // directory for data sets and results; Load removes them afterwards
+	Log        io.Writer     // receives the output of the command; may be nil
+	Limit      time.Duration // time limit of one call; 0 means startTime + the planned time + drainTime
+	Burstiness float64       // burstiness of the arrivals; 0 means Poisson
 }
 
 const (
-	// startTime is how long vllm bench serve may take until it sends. Its imports take 8 s on a quiet machine, and then it
-	// tokenises long prompts.
+	// startTime is how long vllm bench serve may take before it sends the first request. Its imports take 8 s on an
+	// idle machine. After that it tokenises the prompts, which may be long.
 	startTime = 5 * time.Minute
-	// drainTime is how long the last answers may take. vllm bench serve itself would wait six hours for an answer.
+	// drainTime is how long the last answers may take. Without this limit, vllm bench serve would wait six hours for an
+	// answer.
 	drainTime = 10 * time.Minute
-	stopGrace = 2 * time.Second // from SIGTERM to SIGKILL
+	stopGrace = 2 * time.Second // time between SIGTERM and SIGKILL
 )
 
-// Run sends the schedule up to its run-out. It never asks stop, because vllm bench serve reports nothing before its end.
+// Run sends the lead-in and the window of the schedule, without the run-out. It cannot use a bench.Stop, because vllm
+// bench serve reports nothing before its end.
 func (l *Load) Run(ctx context.Context, schedule workload.Schedule, _ bench.Stop) (bench.Run, error) {
 	start := time.Now()
 	lead, window := split(schedule)
@@ -70,7 +72,8 @@ func (l *Load) Run(ctx context.Context, schedule workload.Schedule, _ bench.Stop
 	return run, nil
 }
 
-// split returns the arrivals of the lead-in and of the window. It leaves out the run-out, which comes last.
+// split returns the arrivals of the lead-in and of the window. It leaves out the run-out, which is the end of the
+// schedule.
 func split(schedule workload.Schedule) (lead, window []workload.Arrival) {
 	for a := range schedule {
 		switch a.Phase {
@@ -85,8 +88,8 @@ func split(schedule workload.Schedule) (lead, window []workload.Arrival) {
 	return lead, window
 }
 
-// send has vllm bench serve send the requests at the mean rate of the arrivals. It returns one sample for each arrival, in
-// their order.
+// send runs vllm bench serve, which sends the requests at the mean rate of the arrivals. The result has one sample for
+// each arrival, in the same order.
 func (l *Load) send(ctx context.Context, arrivals []workload.Arrival) ([]bench.Sample, error) {
 	if len(arrivals) == 0 {
 		return nil, nil
@@ -125,14 +128,15 @@ func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arriv
 	return result.Samples, nil
 }
 
-// maxResult limits a result file: 100,000 requests in detail take 300 MB.
+// maxResult is the largest result file that is read, in bytes. The detailed result of 100,000 requests takes 300 MB.
 const maxResult = 1 << 30
 
-// errTooLong says that a call of vllm bench serve was ended at its limit.
+// errTooLong says that a call of vllm bench serve was ended because it exceeded its time limit.
 var errTooLong = errors.New("vllm bench serve did not end in time")
 
-// Call runs vllm bench serve once, and returns the path of the result file that it wrote to dir. The given options come last on the
-// command line, so they replace the Load's own. The error wraps errTooLong at the limit; ctx ends the call with its cause.
+// Call runs vllm bench serve once, and returns the path of the result file that it wrote to dir. The given options come
+// last on the command line, so they replace the Load's own. The error is errTooLong after the time limit. If ctx ends
+// first, the error wraps the cause of ctx.
 func (l *Load) Call(ctx context.Context, dir string, arrivals []workload.Arrival, options ...string) (path string, err error) {
 	const result = "result.json"
 	data := filepath.Join(dir, "requests.jsonl")
@@ -143,13 +147,14 @@ func (l *Load) Call(ctx context.Context, dir string, arrivals []workload.Arrival
 	return filepath.Join(dir, result), l.execute(ctx, dir, args, arrivals)
 }
 
-// String is the command, for errors.
+// String returns the command for error messages.
 func (l *Load) String() string { return strings.Join(l.Command, " ") }
 
-// complete adds what vLLM does not report: the wanted lengths, which it does not check, and the times of the plan. vLLM 0.14.1 does
-// not report when it sent a request. The planned time then replaces it, which leaves the latencies as they are.
+// complete adds two things to the samples that vLLM does not report. The first is the wanted length of each answer;
+// vLLM does not check it, so complete does. The second is the time since the start of the plan. vLLM 0.14.1 does not
+// report when it sent a request, so complete uses the planned time instead. The latencies do not change.
 func complete(samples []bench.Sample, arrivals []workload.Arrival) {
-	reported := false // vLLM reports when it sent each request
+	reported := false // whether vLLM reports when it sent each request
 	for i := range samples {
 		reported = reported || samples[i].Sent > 0
 	}
@@ -175,7 +180,7 @@ func complete(samples []bench.Sample, arrivals []workload.Arrival) {
 	}
 }
 
-// neverFinished returns failed samples for a call that was ended at its limit.
+// neverFinished returns one failed sample for each request of a call that exceeded its time limit.
 func neverFinished(arrivals []workload.Arrival, after time.Duration) []bench.Sample {
 	samples := make([]bench.Sample, len(arrivals))
 	for i, a := range arrivals {
@@ -187,7 +192,8 @@ func neverFinished(arrivals []workload.Arrival, after time.Duration) []bench.Sam
 	return samples
 }
 
-// args returns the command line of one call. It asks for a detailed result, because the result's sums leave out failed requests.
+// args returns the command line of one call. It asks for a detailed result, because the totals in a result leave out
+// failed requests.
 func (l *Load) args(data, dir, result string, arrivals []workload.Arrival) []string {
 	backend, endpoint := "openai", "/v1/completions"
 	if l.Client.Endpoint == workload.Chat {
@@ -215,7 +221,8 @@ func (l *Load) args(data, dir, result string, arrivals []workload.Arrival) []str
 	return args
 }
 
-// meanRate returns requests per second, or 0 if there is one arrival or if all arrive at one time.
+// meanRate returns the mean rate in requests per second. It returns 0 for a single arrival, or if all arrive at the
+// same time.
 func meanRate(arrivals []workload.Arrival) float64 {
 	took := (arrivals[len(arrivals)-1].Due - arrivals[0].Due).Seconds()
 	if took <= 0 {
@@ -224,12 +231,12 @@ func meanRate(arrivals []workload.Arrival) float64 {
 	return float64(len(arrivals)-1) / took
 }
 
-// wait is how long one call may take.
+// wait returns the time limit of one call.
 func (l *Load) wait(arrivals []workload.Arrival) time.Duration {
 	return cmp.Or(l.Limit, startTime+arrivals[len(arrivals)-1].Due-arrivals[0].Due+drainTime)
 }
 
-// execute runs the command. It returns errTooLong at the limit, and the cause of ctx when that ends first.
+// execute runs the command. It returns errTooLong after the time limit, and the cause of ctx if ctx ends first.
 func (l *Load) execute(ctx context.Context, dir string, argv []string, arrivals []workload.Arrival) error {
 	env := append(os.Environ(), l.Env...)
 	if l.Client.APIKey != "" {
@@ -250,7 +257,7 @@ func (l *Load) execute(ctx context.Context, dir string, argv []string, arrivals 
 	case <-ctx.Done():
 		return errors.Join(context.Cause(ctx), p.Stop(ctx, stopGrace))
 	}
-	state := p.State() // before Stop ends what still runs
+	state := p.State() // read before Stop, which ends a command that still runs
 	if err := p.Stop(context.WithoutCancel(ctx), stopGrace); err != nil {
 		return fmt.Errorf("end %s: %w", l, err)
 	}
@@ -294,7 +301,7 @@ func (l *Load) writeRequests(ctx context.Context, path string, arrivals []worklo
 	return os.WriteFile(path, rows.Bytes(), 0o600)
 }
 
-// text returns the prompt as one text, the form that vllm bench serve takes.
+// text returns the prompt as one text, because vllm bench serve accepts no other form.
 func (l *Load) text(ctx context.Context, r *workload.Request) (string, error) {
 	switch {
 	case r.Tokens != nil:
@@ -307,7 +314,7 @@ func (l *Load) text(ctx context.Context, r *workload.Request) (string, error) {
 	return "", errors.New("is a chat of several messages, but the custom data set of vllm bench serve holds one prompt per row; use load: {driver: tuner}")
 }
 
-// A lastOutput passes on what a child prints, and keeps the last maxKept bytes.
+// A lastOutput forwards the output of the command, and keeps the last maxKept bytes of it.
 type lastOutput struct {
 	to   io.Writer // may be nil
 	kept []byte
@@ -315,7 +322,8 @@ type lastOutput struct {
 
 const maxKept = 4 << 10
 
-// Write is called by one goroutine. The other methods are called after that goroutine has ended.
+// Write is called by one goroutine. The other methods are called only after that goroutine has ended, so there is no
+// lock.
 func (o *lastOutput) Write(b []byte) (int, error) {
 	o.kept = append(o.kept, b...)
 	if extra := len(o.kept) - maxKept; extra > 0 {
@@ -327,7 +335,7 @@ func (o *lastOutput) Write(b []byte) (int, error) {
 	return o.to.Write(b)
 }
 
-// remedy helps with the commonest failure: a plain vLLM lacks the packages that its own bench needs.
+// remedy returns advice for the most common failure: vLLM was installed without the packages that vllm bench needs.
 func (o *lastOutput) remedy() string {
 	if bytes.Contains(o.kept, []byte("No module named 'pandas'")) || bytes.Contains(o.kept, []byte("vllm[bench]")) {
 		return " for lack of a package; install them with pip install 'vllm[bench]'"
@@ -335,7 +343,7 @@ func (o *lastOutput) remedy() string {
 	return ""
 }
 
-// String returns the last lines, indented.
+// String returns the last 12 lines of the output, indented.
 func (o *lastOutput) String() string {
 	const maxLines = 12
 	var lines []string

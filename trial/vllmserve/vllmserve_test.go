@@ -30,7 +30,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fakeLoad returns a Load that runs this test binary as vllm. how says how the fake fails.
+// fakeLoad returns a Load that runs this test binary instead of vllm. The parameter how selects the way in which the
+// fake vllm fails.
 func fakeLoad(t *testing.T, how string) *Load {
 	return &Load{
 		Command: []string{os.Args[0], "bench", "serve"}, Env: []string{"FAKE_VLLM=" + how}, Dir: t.TempDir(), Tokenizer: "some/model",
@@ -38,7 +39,7 @@ func fakeLoad(t *testing.T, how string) *Load {
 	}
 }
 
-// textPlan is one probe of a workload of texts.
+// textPlan returns the plan of one probe with text prompts.
 func textPlan(t *testing.T) workload.Plan {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "data.jsonl")
@@ -84,7 +85,7 @@ func TestLoadGivesTheSameKindOfProbe(t *testing.T) {
 	}
 }
 
-// checkCalls checks that the command lines for lead-in and window have the options of vLLM 0.14.1.
+// checkCalls checks the command lines for the lead-in and the window: both must have the options of vLLM 0.14.1.
 func checkCalls(t *testing.T, log string, counted int, drawn float64) {
 	t.Helper()
 	text, err := os.ReadFile(log)
@@ -113,7 +114,7 @@ func checkCalls(t *testing.T, log string, counted int, drawn float64) {
 func TestLoadFailures(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}}
 	for _, row := range []struct {
-		how, says string // says is a part of the error, or of the verdict's reason
+		how, says string // says is a text in the error, or in the reason of the verdict
 		err       bool
 	}{
 		{"crash", "ValueError: tokenizer not found", true},

@@ -1,5 +1,5 @@
-// Package calibrate fits a profile of the simulator to the measured trials of a study, and says which constants the
-// measurements do not determine. It measures no server; it replays the study's probes in virtual time.
+// Package calibrate fits a profile of the simulator to the measured trials of a study. It reports which constants the
+// measurements do not determine. It never measures a server; it replays the study's probes in virtual time.
 package calibrate
 
 import (
@@ -20,17 +20,16 @@ import (
 	"vllmtuner/trial/simload"
 )
 
-// An Input is what a profile is calibrated to.
+// An Input has the study to which a profile is calibrated, and the settings of the fit.
 type Input struct {
 	Study  studies.Study
 	Model  string       // the model that the study measured
-	Runner trial.Runner // how the study's probes were measured; the fit replaces Start
-	From   *sim.Profile // the first values of the fit; constants that the study does not determine keep them
+	Runner trial.Runner // settings with which the study's probes were measured; the fit replaces Start
+	From   *sim.Profile // profile with the first values of the fit; constants that the study does not determine keep these values
 
-	// Limit is the time after which the fit ends with the best result so far; 0 means no limit.
+	// Limit is the longest time that the fit may take. Then it ends with the best result so far; 0 means no limit.
 	Limit time.Duration
-	// Progress is called after each replay of all probes with the replays so far and their expected number. It may be
-	// nil.
+	// Progress is called after each replay of all probes. done is the number of replays so far. Progress may be nil.
 	Progress func(done, expected int)
 }
 
@@ -56,9 +55,9 @@ const (
 type Change struct {
 	Path, Unit    string
 	Before, After float64
-	Error         float64 // relative standard error of After; 0 when there is none
+	Error         float64 // relative standard error of After; 0 if it is not known
 	Standing      Standing
-	With          []string // constants with the same effect
+	With          []string // other constants with the same effect
 }
 
 // A Result is a calibrated profile and the report on it.
@@ -69,31 +68,31 @@ type Result struct {
 	Simulated bool // the study measured a simulated server
 
 	Trials, UsedTrials int
-	Probes             int // in the study
+	Probes             int // all probes of the study
 	Fitted, HeldOut    int
 	LeftOut            Counts // probes
 	LeftOutTrials      Counts
 
 	Memory  Memory
 	Metrics []Errors
-	HitRate float64 // median absolute error of the hit rate of the prefix cache, 0 to 1; -1 when it was not measured
-	Prompts float64 // the simulator's prompt tokens per token that the server counted; 0 when it did not count
+	HitRate float64 // median absolute error of the predicted prefix-cache hit rate, 0 to 1; -1 if no hit rate was measured
+	Prompts float64 // prompt tokens of the simulator / prompt tokens that the server counted; 0 if the server counted none
 	Changes []Change
 	Notes   []string
 
 	Converged bool
-	TimeUp    bool // the limit ended the fit
-	Replays   int  // one replay covers all probes
+	TimeUp    bool // Input.Limit ended the fit
+	Replays   int  // number of replays; each replays all probes
 	Took      time.Duration
 }
 
 // Memory says how well the profile predicts the sizes of the KV cache.
 type Memory struct {
-	N, Refused    int     // starts whose log has a size, and how many of these were refused
-	Before, After float64 // root of the mean square error, GiB
+	N, Refused    int     // starts whose log has the size of the KV cache, and how many of them were refused
+	Before, After float64 // root mean square error in GiB
 }
 
-// calibration is the state of one Fit.
+// calibration is the state of one call of Fit.
 type calibration struct {
 	Input
 	rig     simload.Rig
@@ -102,7 +101,8 @@ type calibration struct {
 	planned int // expected number of replays
 }
 
-// Fit calibrates a profile. Its error is an *InputError when the study has too few measurements.
+// Fit calibrates a profile. The error is an *InputError if the study has too few measurements or the time limit is too
+// short.
 func Fit(ctx context.Context, in Input) (*Result, error) {
 	began := time.Now()
 	c := &calibration{Input: in}
@@ -128,7 +128,7 @@ func Fit(ctx context.Context, in Input) (*Result, error) {
 	return &c.result, nil
 }
 
-// begin returns a copy of the first profile with the name of the model and with the server's defaults.
+// begin returns a copy of the profile From, with the name of the model and with the server's default flags.
 func (c *calibration) begin() *sim.Profile {
 	p := *c.From
 	p.Constants = slices.Clone(p.Constants)
@@ -143,7 +143,7 @@ func (c *calibration) begin() *sim.Profile {
 	return &p
 }
 
-// enough refuses a study with too few probes.
+// enough counts the probes, and returns an *InputError if fewer than minProbes can be fitted.
 func (c *calibration) enough(chosen []*candidate) error {
 	fitted, heldOut := count(chosen)
 	c.result.UsedTrials, c.result.Fitted, c.result.HeldOut = len(chosen), fitted, heldOut
@@ -168,7 +168,7 @@ func (c *calibration) note(format string, args ...any) {
 	c.result.Notes = append(c.result.Notes, fmt.Sprintf(format, args...))
 }
 
-// set gives a constant of the profile a value that was measured or solved, and reports it.
+// set stores a measured or solved value of a constant in the profile, and reports the change.
 func (c *calibration) set(p *sim.Profile, path string, value float64, confidence, format string, args ...any) {
 	before := *p.Value(path)
 	source := fmt.Sprintf(format, args...)
@@ -176,13 +176,13 @@ func (c *calibration) set(p *sim.Profile, path string, value float64, confidence
 	c.result.Changes = append(c.result.Changes, Change{Path: path, Unit: unit(p, path), Before: before, After: value, Standing: Known})
 }
 
-// held keeps the first profile's value of a constant, and gives the reason as its source.
+// held keeps the value of a constant from the profile From, and stores the reason as its source.
 func (c *calibration) held(p *sim.Profile, path, format string, args ...any) {
 	value := *c.From.Value(path)
 	p.Set(path, []float64{value}, "assumed", fmt.Sprintf("%s; value of %s", fmt.Sprintf(format, args...), c.From.Name))
 }
 
-// madeUp marks the name of a study that measured a simulated server.
+// madeUp returns a text to add to the name of the study if it measured a simulated server.
 func (c *calibration) madeUp() string {
 	if c.result.Simulated {
 		return " (of a simulated server)"
@@ -202,7 +202,8 @@ func unit(p *sim.Profile, path string) string {
 	return ""
 }
 
-// record stores a fit in the profile, each constant with its standing. Texts call the measurements by the name what.
+// record stores the fitted constants in the profile, and reports the standing of each. The parameter what names the
+// measurements in the texts.
 func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what string) {
 	stands := f.reading.together()
 	moved := with(p, f.list, f.logs)
@@ -239,7 +240,8 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 
 var errTimeUp = errors.New("the time limit has passed")
 
-// A memo keeps the requests of a source that makes new ones on each call, so that their content is hashed only once.
+// A memo keeps the requests of a source that makes a new request on each call. With a memo, the content of a request is
+// hashed only once.
 type memo struct {
 	workload.Source
 	mu   sync.Mutex
@@ -251,7 +253,7 @@ type key struct {
 	i      int
 }
 
-// maxMemoized bounds a memo. simload keeps as many hashes.
+// maxMemoized is the largest number of requests in a memo. simload keeps hashes of as many requests.
 const maxMemoized = 4096
 
 // Request returns the same request for the same arguments.

@@ -54,7 +54,7 @@ func runner(t *testing.T, requests int) trial.Runner {
 	}
 }
 
-// study measures configurations of a server at some rates, in virtual time.
+// study returns a study of a simulated server: each of the configs is measured at each of the rates, in virtual time.
 func study(t *testing.T, server *sim.Profile, r trial.Runner, configs []string, rates ...float64) studies.Study {
 	t.Helper()
 	rig := simload.Rig{Profile: server}
@@ -119,8 +119,8 @@ func change(t *testing.T, r *Result, path string) Change {
 	return r.Changes[i]
 }
 
-// Known constants are right within two standard errors. The new profile predicts rates and flags that the fit did not
-// see.
+// The fit must find the known constants within two standard errors. The new profile must also predict rates and flags
+// that were not in the study.
 func TestFitFindsAChangedServer(t *testing.T) {
 	realtime.Only(t, "simulates twelve probes of each config")
 	truth, r := changed(t), runner(t, 150)
@@ -149,8 +149,8 @@ func TestFitFindsAChangedServer(t *testing.T) {
 		t.Errorf("start-up %s, simulated %v", got.Profile.StartUp.Total(), got.Simulated)
 	}
 	for _, m := range got.Metrics {
-		// The constants that cannot be separated change p99 TTFT most: by 5 to 7 % with 18, 28 and 34 probes of 150 to
-		// 400 requests.
+		// Constants that cannot be separated affect p99 TTFT most. Its error was 5 to 7 % with 18, 28 and 34 probes of
+		// 150 to 400 requests.
 		within := 0.04
 		if m.Metric == "p99 TTFT" {
 			within = 0.08
@@ -212,8 +212,8 @@ func TestFitWritesAProfileWithOrigins(t *testing.T) {
 	}
 }
 
-// At low rates a step takes its fixed time and the time to read the weights. The measurements show only the sum of
-// both.
+// At low rates, the time of a step is its fixed time plus the time to read the weights. The measurements show only this
+// sum.
 func TestFitNamesInseparableConstants(t *testing.T) {
 	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 40), configs[:3], 0.5, 1, 1.5, 2, 2.5)
@@ -258,7 +258,7 @@ func TestFitEndsWithItsContextAndItsLimit(t *testing.T) {
 	if result, err := Fit(ctx, in); !errors.Is(err, context.Canceled) || result != nil {
 		t.Errorf("Fit of an ended context = %v, %v", result, err)
 	}
-	synctest.Test(t, func(t *testing.T) { // in a bubble only Sleep takes time
+	synctest.Test(t, func(t *testing.T) { // in a bubble of synctest, only Sleep takes time
 		limited := in
 		limited.Progress = func(done, _ int) {
 			switch {
@@ -284,7 +284,7 @@ func TestFitEndsWithItsContextAndItsLimit(t *testing.T) {
 	}
 }
 
-// A probe is left out when no prediction can be compared with it.
+// whyNot says why a probe cannot be compared with a prediction.
 func TestWhyNot(t *testing.T) {
 	r := runner(t, 60)
 	good := study(t, profile(t), r, configs[:1], 5).Trials[0].Probes[0]
@@ -307,8 +307,8 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// Starts determine the memory constants, even starts that were refused. The result says which constants only have a
-// joint effect.
+// Starts determine the memory constants, and refused starts count too. The result names constants of which only the
+// joint effect is known.
 func TestMemoryFromStarts(t *testing.T) {
 	truth := *profile(t)
 	truth.Memory.FixedGiB, truth.Memory.GPUGiB, truth.Memory.GraphReserveGiB = 10, 24, 1
@@ -345,7 +345,7 @@ func TestMemoryFromStarts(t *testing.T) {
 	}
 }
 
-// Each part of a start counts towards one of the start_up constants.
+// The time of each phase of a start is added to one of the start_up constants.
 func TestTimesFromLogs(t *testing.T) {
 	part := func(name string, seconds float64) serverctl.Part {
 		return serverctl.Part{Name: name, Took: time.Duration(seconds * float64(time.Second))}

@@ -16,20 +16,21 @@ import (
 )
 
 const (
-	// minProbes is the number of probes that a fit needs. Five figures of each probe determine a dozen constants.
+	// minProbes is the smallest number of probes for a fit. It uses five figures of each probe to determine about a
+	// dozen constants.
 	minProbes = 10
-	// heldOutEvery says which probes are held out: the fit ignores every fifth probe, which is only compared with the
-	// result.
+	// The fit ignores every fifth probe. These held-out probes show how well the result predicts what the fit has not
+	// seen.
 	heldOutEvery = 5
-	// saturated is the served share of the offered rate below which a probe is left out. Its latencies come from a
-	// queue that grows with the window, and say nothing about the constants.
+	// A probe is left out if less than this share of its requests ended within the window. Its latencies come from a
+	// queue that grows during the window, and say nothing about the constants.
 	saturated = 0.85
 )
 
-// A candidate is a trial and its probes to predict.
+// A candidate is a trial whose probes are predicted.
 type candidate struct {
 	trial   studies.Trial
-	args    []string    // of the flags that the simulator models
+	args    []string    // args of the flags that the simulator models
 	options sim.Options // parsed from args
 	probes  []probe     // probes to replay, in order
 }
@@ -37,8 +38,8 @@ type candidate struct {
 // A probe is a measured probe to replay.
 type probe struct {
 	trial.Probe
-	used    bool // it is compared with the prediction; other probes are replayed only for their effect on the cache
-	heldOut bool // it is compared with the prediction, and the fit ignores it
+	used    bool // the probe is compared with the prediction; other probes are replayed only for their effect on the cache
+	heldOut bool // the fit ignores the probe, and it is compared only with the result
 }
 
 // A Count says how many probes or trials were left out for one reason.
@@ -47,7 +48,7 @@ type Count struct {
 	N   int
 }
 
-// Counts has a Count for each reason, in the order in which the reasons occurred.
+// Counts has one Count for each reason. The reason that occurred first comes first.
 type Counts []Count
 
 func (c *Counts) add(why string) {
@@ -76,7 +77,8 @@ func simulatedArgs(args []string) (known, others []string, err error) {
 	return known, others, nil
 }
 
-// optionsOf returns the options of a trial's args that the simulator models.
+// optionsOf returns the simulator's options for the args of a trial. It ignores flags that the simulator does not
+// model.
 func optionsOf(p *sim.Profile, t studies.Trial) (sim.Options, error) {
 	args, _, err := simulatedArgs(t.Args)
 	if err != nil {
@@ -85,7 +87,7 @@ func optionsOf(p *sim.Profile, t studies.Trial) (sim.Options, error) {
 	return p.ParseArgs(args)
 }
 
-// whyNot returns why a probe cannot be predicted; "" when it can.
+// whyNot returns why a probe cannot be compared with a prediction; "" if it can.
 func whyNot(p trial.Probe) string {
 	m := p.Measurement
 	switch {
@@ -112,7 +114,8 @@ func servedShare(p trial.Probe) float64 {
 	return m.RequestThroughput / p.Rate
 }
 
-// choose returns the trials with probes to predict. p has the memory constants of the measured server already.
+// choose returns the trials that have probes to predict. p must already have the memory constants of the measured
+// server.
 func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 	n := 0
 	for _, t := range c.Study.Trials {
@@ -124,7 +127,7 @@ func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 			c.result.LeftOutTrials.add(err.Error())
 			continue
 		}
-		end := 0 // of the probes that have an effect on a comparison
+		end := 0 // number of probes up to the last used one; later probes have no effect
 		for i, measured := range t.Probes {
 			p := probe{Probe: measured}
 			if why := whyNot(measured); why != "" {
@@ -146,7 +149,7 @@ func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 	return chosen
 }
 
-// newCandidate reads a trial's args. Its error says why the simulated server would not start with them.
+// newCandidate parses the args of a trial. The error says why the simulated server would not start with these args.
 func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 	args, _, err := simulatedArgs(t.Args)
 	if err != nil {
@@ -178,8 +181,8 @@ func count(chosen []*candidate) (fitted, heldOut int) {
 	return fitted, heldOut
 }
 
-// predict replays the candidates' probes on a profile, several trials at a time. A trial whose server does not start
-// has an error and no probes.
+// predict replays the probes of the candidates with the profile p, several trials at a time. If the server of a trial
+// does not start, its entry in errs says why, and it has no predicted probes.
 func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*candidate) (predicted [][]trial.Probe, errs []error, err error) {
 	predicted, errs = make([][]trial.Probe, len(chosen)), make([]error, len(chosen))
 	c.rig.Profile = p

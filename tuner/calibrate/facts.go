@@ -10,7 +10,7 @@ import (
 	"vllmtuner/studies"
 )
 
-// phases maps the phases of a start, as serverctl names them, to the constants that contain their time.
+// phases maps the phase names of serverctl to the profile's constants. A constant contains the time of all its phases.
 var phases = map[string]string{
 	"importing and configuring":       "start_up.weights",
 	"loading the weights":             "start_up.weights",
@@ -20,10 +20,10 @@ var phases = map[string]string{
 	"starting the HTTP server":        "start_up.graphs",
 }
 
-// startUps are the constants of a start, in order.
+// startUps are the constants of the start-up time, in the order of a start.
 var startUps = []string{"start_up.weights", "start_up.profile", "start_up.compile", "start_up.graphs"}
 
-// times sets the start and stop times to the medians of the trials.
+// times sets the start and stop times of the profile to the medians of the trials.
 func (c *calibration) times(p *sim.Profile) {
 	parts, totals, stops := map[string][]float64{}, []float64{}, []float64{}
 	for _, t := range c.Study.Trials {
@@ -61,8 +61,8 @@ func (c *calibration) times(p *sim.Profile) {
 	}
 }
 
-// sumParts sums the phases of a start by their constants, in seconds. Every constant has an entry. The time of an
-// unknown phase counts as the engine's last phase.
+// sumParts sums the times of the phases for each constant, in seconds. Every constant has an entry. The time of an
+// unknown phase is added to start_up.graphs.
 func sumParts(parts []serverctl.Part) map[string]float64 {
 	sums := map[string]float64{}
 	for _, path := range startUps {
@@ -78,7 +78,8 @@ func sumParts(parts []serverctl.Part) map[string]float64 {
 	return sums
 }
 
-// acceptance sets the chances that draft tokens are accepted, from the counters of all probes.
+// acceptance sets the probability that a draft token is accepted, for each position in a draft. It uses the counters of
+// all probes.
 func (c *calibration) acceptance(p *sim.Profile) {
 	var accepted []float64
 	drafts, probes := 0.0, 0
@@ -115,7 +116,7 @@ func (c *calibration) acceptance(p *sim.Profile) {
 	c.note("%s is %.2g, from the counters of %d probes", path, chances, probes)
 }
 
-// defaults sets the defaults to the values that the server's log shows for flags that were not given.
+// defaults sets the profile's default of each flag that was not given, if the server's log shows its value.
 func (c *calibration) defaults(p *sim.Profile) {
 	d := &p.Defaults
 	logged := map[string]bool{}
@@ -159,8 +160,8 @@ func gives(t studies.Trial, name string) bool {
 	return err == nil && slices.Contains(args, "--"+name)
 }
 
-// noteConstantFlags notes the flags that were the same in all trials, with what the study cannot determine because of
-// that. It also notes the flags that the simulator does not model.
+// noteConstantFlags writes a note for each flag that had the same value in all trials. The note says what the study
+// cannot determine for this reason. Another note lists the flags that the simulator does not model.
 func (c *calibration) noteConstantFlags(chosen []*candidate) {
 	for _, flag := range []struct {
 		name, what string

@@ -7,16 +7,17 @@ import (
 )
 
 const (
-	// maxReleases limits how many held constants are released after the slope was read.
+	// maxReleases limits how often refit fits again because holding a constant made the fit worse.
 	maxReleases = 2
-	// maxAdded is the cost per residual that holding constants may add. A residual of one standard deviation costs 0.5.
+	// maxAdded is how much the cost per residual may rise because constants are held. A residual of one standard
+	// deviation costs 0.5.
 	maxAdded = 0.25
 )
 
-// A fit moves constants to the values that predict the measurements best.
+// A fit searches the values of constants that predict the measurements best.
 type fit struct {
 	list      []constant
-	first     []float64 // first values of logs, which held constants keep
+	first     []float64 // first values of logs; held constants keep them
 	logs      []float64
 	reading   reading
 	residuals []float64
@@ -28,8 +29,8 @@ func newFit(list []constant, first []float64) *fit {
 	return &fit{list: list, first: first, logs: slices.Clone(first)}
 }
 
-// rough moves all constants, each with a penalty for the distance from its first value, to find how well the
-// measurements can be predicted at all. It draws no conclusion from the values.
+// rough fits all constants, each with a penalty for the distance from its first value. The result shows how well the
+// measurements can be predicted at all. refit begins with its values.
 func (f *fit) rough(ctx context.Context, p problem) (err error) {
 	penalised := p
 	penalised.residuals = func(ctx context.Context, logs []float64) ([]float64, error) {
@@ -43,14 +44,14 @@ func (f *fit) rough(ctx context.Context, p problem) (err error) {
 		return residuals, nil
 	}
 	residuals, converged, err := penalised.minimise(ctx, f.logs, indexes(len(f.list)))
-	if residuals != nil { // minimise returns residuals even when the fit ended early
+	if residuals != nil { // minimise returns residuals even if the fit ended early
 		f.residuals, f.converged = residuals[:len(residuals)-len(f.list)], converged
 	}
 	return err
 }
 
-// refit finds the constants that the measurements cannot separate from others, holds them at their first values, and
-// fits the rest. It begins where rough has moved all constants. It releases a held constant when holding it makes the
+// refit finds the constants that the measurements cannot separate from others. It holds them at their first values and
+// fits the rest. It begins with the values that rough has found. It frees a held constant again if holding it makes the
 // fit clearly worse.
 func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	best := slices.Clone(f.logs)
@@ -82,8 +83,9 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 	}
 }
 
-// worstHeld returns the held constant whose effect the other constants replace least well. left is the length of the
-// residuals that remain when this constant moves to its first value; 0 when no constant is held.
+// worstHeld returns the held constant whose effect the free constants can replace least. left estimates the length of
+// the residuals that remain when this constant returns to its first value and the free constants adapt. left is 0 if no
+// constant is held.
 func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 	for k := range f.list {
 		if f.reading.known[k] || !f.reading.visible[k] {
@@ -98,7 +100,7 @@ func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 	return worst, left
 }
 
-// hold moves the constants that are not known back to their first values.
+// hold sets the constants that are not known to their first values.
 func (f *fit) hold() {
 	for k, known := range f.reading.known {
 		if !known {

@@ -12,9 +12,9 @@ import (
 
 const (
 	gib = 1 << 30
-	// kvError is the standard deviation of a KV size in GiB: logs show two decimals.
+	// kvError is the standard deviation of a logged KV size in GiB, because logs show two decimals.
 	kvError = 0.005
-	// halfBlock is the mean error, in tokens, of a size in whole blocks of 16.
+	// halfBlock is the mean error of a logged size in tokens: the size is rounded down to whole blocks of 16.
 	halfBlock = 8
 )
 
@@ -25,8 +25,8 @@ type kvSize struct {
 	refused bool // the start was refused because of this size
 }
 
-// kvSizes returns the sizes of the KV cache in the trials' logs, also of refused starts, each with the options from its
-// args.
+// kvSizes returns the sizes of the KV cache from the logs of all trials, including refused starts. Each size has the
+// options of its trial.
 func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	for _, t := range c.Study.Trials {
 		options, err := optionsOf(p, t)
@@ -47,7 +47,8 @@ func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	return sizes
 }
 
-// bytesPerToken returns the bytes of KV cache per token, as the median of the n starts whose log has both sizes.
+// bytesPerToken returns the bytes of KV cache per token. It is the median of the n starts whose log has the size in GiB
+// and in tokens.
 func (c *calibration) bytesPerToken() (bytes float64, n int) {
 	var all []float64
 	for _, t := range c.Study.Trials {
@@ -61,7 +62,7 @@ func (c *calibration) bytesPerToken() (bytes float64, n int) {
 	return median(all), len(all)
 }
 
-// solveMemory fits the constants of the KV cache's size.
+// solveMemory fits the constants that determine the size of the KV cache.
 func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 	if bytes, n := c.bytesPerToken(); n > 0 {
 		c.set(p, "memory.kv_per_token", bytes, "solved", "from the KV sizes in GiB and in tokens of %d starts", n)
@@ -88,8 +89,8 @@ func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 	return nil
 }
 
-// fitMemory fits from several starting points. Of the two memory peaks only the larger has an effect, so a peak that
-// starts too small would never be fitted.
+// fitMemory fits from several starting points and returns the best fit. The activations and the sampler have a memory
+// peak each, and only the larger peak has an effect. A peak that starts too small would never be fitted.
 func fitMemory(ctx context.Context, p *sim.Profile, list []constant, sizes []kvSize) (best *fit, err error) {
 	first := logs(p, list)
 	low, high := bounds(first, list)
@@ -129,7 +130,7 @@ func kvResiduals(p *sim.Profile, sizes []kvSize) []float64 {
 	return residuals
 }
 
-// rootMeanSquare returns the error of a profile's KV sizes in GiB.
+// rootMeanSquare returns the root mean square error of the predicted KV sizes, in GiB.
 func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	sum := 0.0
 	for _, r := range kvResiduals(p, sizes) {
@@ -138,8 +139,8 @@ func rootMeanSquare(p *sim.Profile, sizes []kvSize) float64 {
 	return kvError * math.Sqrt(sum/float64(len(sizes)))
 }
 
-// boundReserve sets the memory that must be free outside the utilization. Starts with less free memory than that ran
-// out of memory, and starts with more did not.
+// boundReserve sets memory.graph_reserve, the memory that must be free outside --gpu-memory-utilization. Starts that
+// ran out of memory had less free memory than this; starts that succeeded had at least as much.
 func (c *calibration) boundReserve(p *sim.Profile) {
 	const path = "memory.graph_reserve"
 	low, high := 0.0, math.Inf(1)

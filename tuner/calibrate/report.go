@@ -76,7 +76,7 @@ func (r *Result) writeErrors(b *render.Text) {
 	}
 }
 
-// formatConstant writes a constant with four digits, or as a whole number from 1,000 on.
+// formatConstant formats a constant with four digits, or as a whole number if it is 1,000 or more.
 func formatConstant(v float64) string {
 	if v >= 1000 && v < 1e9 {
 		return fmt.Sprintf("%.0f", v)
@@ -84,7 +84,7 @@ func formatConstant(v float64) string {
 	return fmt.Sprintf("%.4g", v)
 }
 
-// formatError writes an error in per cent in at most six columns, with a decimal below 100.
+// formatError formats an error in per cent, in at most six columns. Below 100 it has one decimal.
 func formatError(v float64) string {
 	switch {
 	case math.IsInf(v, 0) || v >= 1e5:
@@ -95,8 +95,7 @@ func formatError(v float64) string {
 	return fmt.Sprintf("%.1f", v)
 }
 
-// writeConstants writes the known constants as a table, and then the other constants with the reason why they are not
-// known.
+// writeConstants writes the known constants as a table. Then it writes the other constants, and why they are not known.
 func (r *Result) writeConstants(b *render.Text) {
 	fmt.Fprintf(b, "\n%-34s%10s%11s  %-12s%s\n", "constant", "before", "after", "unit", "error")
 	var unseen []string

@@ -10,23 +10,25 @@ import (
 const (
 	// maxError is the largest relative standard error of a known constant.
 	maxError = 0.20
-	// certain is the standard error up to which the data are more exact than the first value of an anchor.
+	// An anchor whose standard error is at most certain is not held in place of another constant, because the data are
+	// more exact than its first value.
 	certain = maxError / 4
-	// believed is the standard deviation of a constant's logarithm before there are data. It takes the first profile to
-	// be right within a factor of about two. Constants that the data do not determine keep this uncertainty and pass it
-	// on to others.
+	// believed is the standard deviation of a constant's logarithm before the fit: the first profile is assumed to be
+	// right within a factor of about two. Constants that the data do not determine keep this uncertainty, which adds to
+	// the errors of others.
 	believed = math.Ln2
-	// partner is the share of a constant's effect that another constant must reproduce to be named beside it.
+	// partner is the smallest share of a held constant's effect that a known constant must reproduce. Then the report
+	// names the two together.
 	partner = 0.3
 )
 
-// A reading says which constants the data determine. It comes from the Jacobian of the weighted residuals by the
-// logarithms of the constants.
+// A reading says which constants the data determine. It is computed from the Jacobian: the derivatives of the weighted
+// residuals with respect to the logarithms of the constants.
 type reading struct {
-	known   []bool    // for each constant: the data determine it, if the unknown constants keep their values
-	errors  []float64 // standard errors of the logs, with the uncertainty of the unknown constants
+	known   []bool    // for each constant: the data determine it if the constants that are not known keep their values
+	errors  []float64 // standard errors of the logs, including the uncertainty of constants that are not known
 	visible []bool    // for each constant: the data would determine it if all other constants were known
-	groups  [][]int   // for each visible, unknown constant: the known constants that reproduce its effect
+	groups  [][]int   // for each visible constant that is not known: the known constants that reproduce its effect
 }
 
 // together maps each known constant to the held constants whose effect it contains.
@@ -40,9 +42,9 @@ func (r reading) together() map[int][]int {
 	return stands
 }
 
-// separate finds the constants that the data determine. It holds one constant after the other, always the one with the
-// largest standard error, until the rest is known. An anchor is a fact about the device or the model. Where an anchor
-// can have the effect of that constant, separate holds the anchor instead.
+// separate finds the constants that the data determine. It holds the constant with the largest standard error, and
+// repeats this until all the others are known. An anchor is a fact about the device or the model. If an anchor can have
+// the same effect as that constant, separate holds the anchor instead.
 func separate(j slope, anchors []bool) reading {
 	_, n := j.Dims()
 	r := reading{known: make([]bool, n), visible: make([]bool, n), groups: make([][]int, n)}
@@ -86,8 +88,9 @@ func (r reading) free() (free []int) {
 	return free
 }
 
-// leastKnown returns the index in free of the constant to hold next: the one with the largest standard error, or an
-// anchor that can have its effect and is not certain. It returns -1 when all free constants are known.
+// leastKnown returns the index in free of the constant to hold next. This is the constant with the largest standard
+// error, or an anchor that can have the same effect and whose error is above the limit certain. The result is -1 if all
+// free constants are known.
 func leastKnown(j slope, free []int, anchors []bool) int {
 	errs := standardErrors(j, free)
 	worst := -1
@@ -125,9 +128,9 @@ func (r *reading) regroup(j slope) {
 	}
 }
 
-// standardErrors returns the standard errors of the logs of some constants, if all other constants are known. They
-// include the uncertainty before the data (believed). Errors of the slope look like information that separates two
-// constants, so their squares are subtracted.
+// standardErrors returns the standard errors of the logs of the constants in columns, as if all other constants were
+// known. They include the uncertainty before the fit (believed). Errors of the slope would look like information that
+// separates two constants, so their squares are subtracted.
 func standardErrors(j slope, columns []int) []float64 {
 	n := len(columns)
 	errs := make([]float64, n)
@@ -158,8 +161,8 @@ func standardErrors(j slope, columns []int) []float64 {
 	return errs
 }
 
-// standIns returns the known constants that reproduce the effect of a held constant: those with large shares in the
-// best combination.
+// standIns returns the known constants that can reproduce the effect of a held constant. They have large shares in the
+// combination of columns that is nearest to the column of the held constant.
 func standIns(j *mat.Dense, held int, known []int) (group []int) {
 	for c, share := range shares(j, held, known) {
 		if math.Abs(share)*norm(j, known[c]) >= partner*norm(j, held) {
@@ -169,7 +172,8 @@ func standIns(j *mat.Dense, held int, known []int) (group []int) {
 	return group
 }
 
-// unexplained returns the length of a column minus the best combination of others.
+// unexplained returns the length of what remains of a column after the nearest combination of other columns is
+// subtracted.
 func unexplained(j *mat.Dense, column int, others []int) float64 {
 	rest := mat.VecDenseCopyOf(j.ColView(column))
 	for c, share := range shares(j, column, others) {
@@ -178,7 +182,8 @@ func unexplained(j *mat.Dense, column int, others []int) float64 {
 	return mat.Norm(rest, 2)
 }
 
-// shares returns the combination of other columns that is nearest to a column.
+// shares returns a factor for each of the other columns. The sum of the multiplied columns is the combination that is
+// nearest to the given column.
 func shares(j *mat.Dense, column int, others []int) []float64 {
 	if len(others) == 0 {
 		return nil
@@ -188,7 +193,7 @@ func shares(j *mat.Dense, column int, others []int) []float64 {
 	for c, k := range others {
 		a.SetCol(c, mat.Col(nil, k, j))
 	}
-	// A little damping, so that two similar columns do not get large shares of opposite signs.
+	// Without some damping, two similar columns could get large shares of opposite signs.
 	found, err := leastSquares(a, mat.Col(nil, column, j), func(c int) float64 { return 0.01 * norm(a, c) })
 	if err != nil {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// A problem is a sum of squares to minimise over the logarithms of constants: all constants are positive, and their
-// uncertainty is multiplicative.
+// A problem is a sum of squares to minimise over the logarithms of constants. Logarithms fit because constants are
+// positive and their errors are relative.
 type problem struct {
 	// residuals returns (predicted - measured) / standard deviation of the measurement, always with the same length.
 	residuals func(ctx context.Context, logs []float64) ([]float64, error)
@@ -19,23 +19,25 @@ type problem struct {
 }
 
 const (
-	// huberAt is the number of standard deviations up to which a residual counts by its square; a larger one counts
-	// linearly (Huber, 1964). Otherwise one probe where the model begins to queue a little early would decide the whole
-	// fit.
+	// A residual up to huberAt standard deviations counts by its square, and a larger one counts linearly (Huber,
+	// 1964). Otherwise a single probe could decide the whole fit, for example if the simulated queue begins to grow a
+	// little early.
 	huberAt = 3.0
 	// maxSteps limits the steps of a fit.
 	maxSteps = 20
 	// maxFactor is the largest factor by which a constant may change in one step.
 	maxFactor = 2.0
-	// enough is the gain of a step, as a part of the cost or per residual, below which the fit has converged.
+	// The fit has converged when a step reduces the cost by less than this share, or by less than this value per
+	// residual.
 	enough = 2e-3
-	// maxTries limits how often a step is shortened.
+	// maxTries limits how often one step is tried, each time with more damping or a new slope.
 	maxTries = 5
-	// A slope is computed anew after maxAge steps, or at once after a step that gains less than goodGain of the cost.
+	// A slope is computed again after maxAge steps, or earlier if a step reduces the cost by less than the share
+	// goodGain.
 	maxAge, goodGain = 3, 0.5
 )
 
-// cost returns the sum of the Huber losses.
+// cost returns the sum of the Huber losses of the residuals.
 func cost(residuals []float64) float64 {
 	sum := 0.0
 	for _, r := range residuals {
@@ -48,20 +50,20 @@ func cost(residuals []float64) float64 {
 	return sum
 }
 
-// weight returns the square root of the weight of a residual's square.
+// weight returns the factor for a residual. Its square is the weight of the squared residual.
 func weight(r float64) float64 {
 	return math.Sqrt(min(1, huberAt/max(math.Abs(r), 1e-300)))
 }
 
-// A slope is the Jacobian of the residuals by the logarithms of constants, one column each.
+// A slope is the Jacobian of the residuals, with one column for the logarithm of each constant.
 type slope struct {
 	*mat.Dense
 	rough []float64 // for each column: the estimated sum of the squared errors of its entries
 }
 
-// jacobian returns the slope by the free constants; at has the residuals at logs. Central differences cost twice as
-// much as forward differences and take twice the step. They average over jumps of the prediction, and show how large
-// these are.
+// jacobian returns the slope for the free constants. The parameter at has the residuals for logs. Central differences
+// cost twice as much as forward differences and use twice the step. They average over jumps of the prediction, and show
+// how large the jumps are.
 func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []float64, central bool) (slope, error) {
 	j := slope{mat.NewDense(len(at), len(free), nil), make([]float64, len(free))}
 	for column, k := range free {
@@ -70,7 +72,7 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 			step *= 2
 		}
 		up, down := min(logs[k]+step, p.high[k]), logs[k]
-		if central || up == down { // at its upper bound a constant can only go down
+		if central || up == down { // at its upper bound a constant can only decrease
 			down = max(logs[k]-step, p.low[k])
 		}
 		above, below := at, at
@@ -89,8 +91,8 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 			j.Set(i, column, (above[i]-below[i])/(up-down))
 			if up != logs[k] && down != logs[k] {
 				bend := weight(at[i]) * (above[i] - 2*at[i] + below[i]) / (up - down)
-				// Equal jumps at the three points would give a third of this on average, so this estimate is on the
-				// safe side.
+				// If the jumps at the three points are equally large, this is three times their mean effect. So the
+				// estimate is too large rather than too small.
 				j.rough[column] += bend * bend
 			}
 		}
@@ -105,7 +107,7 @@ func (j slope) weighted(residuals []float64) slope {
 	return weighted
 }
 
-// update corrects the slope by the effect of a step (Broyden, 1965), without further replays.
+// update corrects the slope with the observed effect of a step (Broyden, 1965). This needs no further replays.
 func (j slope) update(move, before, after []float64) {
 	length := 0.0
 	for _, m := range move {
@@ -125,15 +127,16 @@ func (j slope) update(move, before, after []float64) {
 	}
 }
 
-// at returns the residuals with one of the logs changed.
+// at returns the residuals after the log of constant k is changed to value.
 func (p problem) at(ctx context.Context, logs []float64, k int, value float64) ([]float64, error) {
 	changed := slices.Clone(logs)
 	changed[k] = value
 	return p.residuals(ctx, changed)
 }
 
-// minimise moves the free logs to the least cost, by the method of Levenberg and Marquardt (Marquardt, 1963), and
-// returns the residuals there. converged is false when maxSteps were too few. After an error logs are the best so far.
+// minimise moves the free logs to the minimum of the cost with the Levenberg-Marquardt method (Marquardt, 1963). It
+// returns the residuals there. converged is false if maxSteps steps were not enough. After an error, logs has the best
+// values so far.
 func (p problem) minimise(ctx context.Context, logs []float64, free []int) (residuals []float64, converged bool, err error) {
 	if residuals, err = p.residuals(ctx, logs); err != nil || len(free) == 0 {
 		return residuals, true, err
@@ -150,7 +153,7 @@ func (p problem) minimise(ctx context.Context, logs []float64, free []int) (resi
 		if d.central {
 			return d.residuals, true, nil
 		}
-		d.central, d.age, d.damping = true, 0, 1e-2 // near the minimum the forward differences are too inexact
+		d.central, d.age, d.damping = true, 0, 1e-2 // near the minimum, forward differences are not exact enough
 	}
 	return d.residuals, false, nil
 }
@@ -167,7 +170,7 @@ type descent struct {
 	age       int // steps since the slope was computed; 0 means that it must be computed
 }
 
-// step makes one step and returns the decrease of the cost; 0 when no step of any length decreases it.
+// step makes one step and returns by how much the cost decreased; 0 if no tried step decreases it.
 func (d *descent) step(ctx context.Context) (gain float64, err error) {
 	before := cost(d.residuals)
 	for range maxTries {
@@ -196,7 +199,7 @@ func (d *descent) step(ctx context.Context) (gain float64, err error) {
 			}
 			return gain, nil
 		}
-		if d.age > 1 { // the old slope is more likely wrong than the damping
+		if d.age > 1 { // first try a new slope: the old one is more likely wrong than the damping
 			d.age = 0
 			continue
 		}
@@ -207,7 +210,8 @@ func (d *descent) step(ctx context.Context) (gain float64, err error) {
 	return 0, nil
 }
 
-// moved returns the logs after a step of the free ones within the bounds, and the actual step.
+// moved returns the logs after a step of the free constants, and the actual step. It shortens the step to stay within
+// maxFactor and the bounds.
 func (p problem) moved(logs []float64, free []int, move []float64) (next, moved []float64) {
 	next = slices.Clone(logs)
 	shrink := 1.0
@@ -237,8 +241,8 @@ func dampedStep(j *mat.Dense, residuals []float64, damping float64) ([]float64, 
 	return step, nil
 }
 
-// leastSquares returns the combination of the columns that is nearest to wanted, by a QR decomposition with the damping
-// of each column as further rows.
+// leastSquares returns a factor for each column of j, so that the sum of the multiplied columns is nearest to wanted.
+// It uses a QR decomposition, with one more row for the damping of each column.
 func leastSquares(j *mat.Dense, wanted []float64, damping func(column int) float64) ([]float64, error) {
 	rows, columns := j.Dims()
 	a := mat.NewDense(rows+columns, columns, nil)
@@ -256,5 +260,5 @@ func leastSquares(j *mat.Dense, wanted []float64, damping func(column int) float
 	return found.RawVector().Data, nil
 }
 
-// norm returns the length of a column.
+// norm returns the Euclidean length of a column.
 func norm(j *mat.Dense, column int) float64 { return mat.Norm(j.ColView(column), 2) }

@@ -9,8 +9,8 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// decays returns a problem whose measurements are a sum of exponential decays with the factors of truth. The residuals
-// have noise of the size rough.
+// decays returns a problem whose measurements are a sum of exponential decays, with the factors in truth. The residuals
+// have noise with the standard deviation rough.
 func decays(truth []float64, rough float64) problem {
 	n := len(truth)
 	p := problem{step: 1e-3, low: make([]float64, n), high: make([]float64, n)}
@@ -54,7 +54,7 @@ func TestMinimiseMovesOnlyFreeConstants(t *testing.T) {
 	}
 }
 
-// The cost of an outlier grows by at most huberAt per standard deviation.
+// The Huber loss of a residual above huberAt is linear: it grows by huberAt for each standard deviation.
 func TestCostIsHuberLoss(t *testing.T) {
 	for r, want := range map[float64]float64{0: 0, 1: 0.5, -2: 2, 3: 4.5, 10: 25.5} {
 		if got := cost([]float64{r}); math.Abs(got-want) > 1e-12 {
@@ -78,7 +78,7 @@ func TestSeparate(t *testing.T) {
 		anchors []bool
 		known   []bool
 		visible []bool
-		group   []int // group of the first constant
+		group   []int // expected group of the first constant
 	}{
 		{"independent constants", slopeOf([]float64{100, 0, 0}, []float64{0, 100, 0}), []bool{false, false}, []bool{true, true}, []bool{true, true}, nil},
 		{"only the sum is known: the smaller effect is held", slopeOf([]float64{20, 20, 20}, []float64{100, 100, 100}), []bool{false, false}, []bool{false, true}, []bool{true, true}, []int{1}},
@@ -97,7 +97,7 @@ func TestSeparate(t *testing.T) {
 	}
 }
 
-// The uncertainty of a held constant is part of the error of the known constant with the same effect.
+// The error of a known constant includes the uncertainty of a held constant with the same effect.
 func TestErrorsIncludeHeldConstants(t *testing.T) {
 	r := separate(slopeOf([]float64{2000, 2000, 2000}, []float64{10000, 10000, 10000}), []bool{false, false})
 	if r.errors[1] < 0.1 || r.errors[1] > 0.2 || r.errors[0] < 0.5 {
@@ -105,7 +105,7 @@ func TestErrorsIncludeHeldConstants(t *testing.T) {
 	}
 }
 
-// Two columns of a slope cannot be separated when their jumps are as large as their difference.
+// Two columns of a slope cannot be separated if the jumps in them are as large as the difference between them.
 func TestARoughSlopeCannotSeparate(t *testing.T) {
 	j := slopeOf([]float64{100, 100, 100, 120}, []float64{100, 100, 120, 100})
 	if sharp := separate(j, []bool{false, false}); !sharp.known[0] || !sharp.known[1] {

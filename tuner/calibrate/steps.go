@@ -13,16 +13,16 @@ import (
 	"vllmtuner/trial"
 )
 
-// A metric is a fitted figure of a probe.
+// A metric is one figure of a probe that the fit tries to predict.
 type metric struct {
 	name  string
 	of    func(m bench.Measurement) float64
-	noise float64 // standard deviation of the figure's logarithm between runs of a probe with 300 requests
+	noise float64 // standard deviation of the figure's logarithm when a probe of 300 requests is repeated
 }
 
-// The noise comes from two manual sweeps of one configuration on an H200, with the same 300 requests at the same times.
-// Between them p99 TTFT differed by up to 1 % and once by 6 %, p99 TPOT by up to 2 %, and throughput by up to 1.2 %.
-// The noise of the medians was not measured; it is smaller.
+// The noise is from two sweeps made by hand, of one configuration on an H200, with the same 300 requests at the same
+// times. The two differed in p99 TTFT by up to 1 % and once by 6 %, in p99 TPOT by up to 2 %, and in throughput by up
+// to 1.2 %. The noise of the medians was not measured; it is smaller.
 var metrics = []metric{
 	{"p50 TTFT", func(m bench.Measurement) float64 { return m.TTFT.P50 }, 0.02},
 	{"p99 TTFT", func(m bench.Measurement) float64 { return m.TTFT.P99 }, 0.04},
@@ -32,21 +32,22 @@ var metrics = []metric{
 }
 
 const (
-	// difference is the step of the numeric derivatives. It is large because the scheduler makes predictions jump. A
-	// small change makes them jump as much as a large one.
+	// difference is the step of the numeric derivatives. The scheduler makes predictions jump, and a small step causes
+	// jumps as large as a large step does. So the step is large.
 	difference = 0.04
-	// typicalReplays is the typical number of replays for each constant.
+	// typicalReplays is how many replays a fit usually needs for each constant. It is used only to predict the time.
 	typicalReplays = 12
-	// minReplays is the minimum number of replays for each constant: enough for one slope and one step.
+	// minReplays is how many replays a fit needs at least for each constant: enough for one slope and one step.
 	minReplays = 4
 	// firstPart is the share of the time limit for the first pass.
 	firstPart = 0.5
-	// minScale is the smallest share of the expected noise that a fit may find, because a few probes can agree by
-	// chance.
+	// minScale is the lower limit of the noise that the first pass may find, relative to the expected noise. A few
+	// probes can agree by chance.
 	minScale = 0.25
 )
 
-// noiseOf returns the noise of a metric in a probe.
+// noiseOf returns the noise of a metric in a probe. It is the noise for 300 requests times a factor, from 0.5 for many
+// requests to 3 for few.
 func (m metric) noiseOf(p trial.Probe) float64 {
 	return m.noise * max(0.5, min(3, math.Sqrt(300/float64(max(1, p.Measurement.Completed)))))
 }
@@ -75,14 +76,14 @@ func rows(chosen []*candidate, heldOut bool) (all []row) {
 	return all
 }
 
-// quiet returns the profile without noise, but with jitter, whose mean is part of every step.
+// quiet returns the profile without noise. It keeps the jitter, because the mean jitter is part of every step.
 func quiet(p *sim.Profile) *sim.Profile {
 	q := *p
 	q.Noise = sim.Noise{Jitter: p.Noise.Jitter}
 	return &q
 }
 
-// fitSteps fits the constants of step time and latency, and compares the errors before and after.
+// fitSteps fits the step constants, and stores the prediction errors before and after the fit.
 func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*candidate) error {
 	list := fittable(p, stepConstants)
 	c.planned = typicalReplays * len(list)
@@ -120,15 +121,15 @@ func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*ca
 	return nil
 }
 
-// tooShort refuses a time limit and suggests a longer one.
+// tooShort returns an *InputError that suggests a longer time limit.
 func (c *calibration) tooShort(replay time.Duration) error {
 	wanted := max(time.Second, 2*replay*time.Duration(c.planned)).Round(time.Second)
 	return refuse("the time limit of %s is too short for a fit to %d probes: one replay of them takes %s; give --time-limit %s",
 		c.Limit, c.result.Fitted+c.result.HeldOut, replay.Round(time.Millisecond), wanted)
 }
 
-// limited runs do until a part of the limit has passed. Then the best result so far counts, and limited returns no
-// error.
+// limited calls do with a context that ends after the given part of the time limit. If the time is up, limited returns
+// no error, because the best result so far is used.
 func (c *calibration) limited(ctx context.Context, part float64, do func(ctx context.Context) error) error {
 	within := ctx
 	if c.Limit > 0 {
@@ -144,7 +145,8 @@ func (c *calibration) limited(ctx context.Context, part float64, do func(ctx con
 	return err
 }
 
-// move fits in two passes: the first uses the expected noise, the second uses the noise that the first has found.
+// move fits in two passes. The first pass uses the expected noise, and the second pass uses the noise that the first
+// pass has found.
 func (c *calibration) move(ctx context.Context, f *fit, p *sim.Profile, chosen []*candidate) error {
 	low, high := bounds(f.first, f.list)
 	fitted := rows(chosen, false)
@@ -185,7 +187,7 @@ func (c *calibration) residuals(ctx context.Context, p *sim.Profile, chosen []*c
 		}
 		m := metrics[r.metric]
 		was := chosen[r.candidate].probes[r.probe]
-		is := max(m.of(predicted[r.candidate][r.probe].Measurement), 1e-6) // a probe whose answers all failed has no latency
+		is := max(m.of(predicted[r.candidate][r.probe].Measurement), 1e-6) // if all answers of a probe failed, its latency is 0
 		residuals[i] = math.Log(is/r.observed) / m.noiseOf(was.Probe) / scales[r.metric]
 	}
 	return residuals, nil
@@ -194,12 +196,12 @@ func (c *calibration) residuals(ctx context.Context, p *sim.Profile, chosen []*c
 // Errors are the errors of the predictions of one metric.
 type Errors struct {
 	Metric                 string
-	Before, After, HeldOut Spread // of all probes with the first profile; of the fitted and of the held-out probes with the new profile
+	Before, After, HeldOut Spread // Before: all probes, first profile; After: fitted probes, new profile; HeldOut: held-out probes, new profile
 }
 
 // A Spread summarises absolute relative errors.
 type Spread struct {
-	N                int // 0 means no errors to summarise
+	N                int // number of errors; 0 means that there is nothing to summarise
 	Median, P90, Max float64
 }
 
@@ -211,7 +213,8 @@ func spread(errs []float64) Spread {
 	return Spread{N: len(errs), Median: bench.Percentile(errs, 50), P90: bench.Percentile(errs, 90), Max: errs[len(errs)-1]}
 }
 
-// errorsOf returns the relative errors of one metric. It leaves out trials whose server did not start.
+// errorsOf returns the absolute relative errors of one metric. It leaves out trials whose simulated server did not
+// start.
 func errorsOf(of []row, metric int, predicted [][]trial.Probe, refused []error) (errs []float64) {
 	for _, r := range of {
 		if r.metric == metric && refused[r.candidate] == nil {
@@ -222,7 +225,8 @@ func errorsOf(of []row, metric int, predicted [][]trial.Probe, refused []error) 
 	return errs
 }
 
-// compareCaches compares the hit rate of the prefix cache and the length of the prompts with the measurements.
+// compareCaches compares the predicted hit rate of the prefix cache and the predicted prompt tokens with the
+// measurements.
 func (c *calibration) compareCaches(chosen []*candidate, predicted [][]trial.Probe) {
 	var off []float64
 	is, was := 0, 0

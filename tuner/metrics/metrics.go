@@ -20,20 +20,21 @@ import (
 	"vllmtuner/tuner"
 )
 
-// A Server serves /healthz and /metrics while a study runs. /healthz answers even while a model loads for 20 minutes: it
-// says that the tuner is alive, not that an inference server is.
+// A Server serves /healthz and /metrics while a study runs. /healthz reports whether the tuner is alive, not whether an
+// inference server is. So it answers even while a model loads for 20 minutes.
 type Server struct {
 	Address net.Addr
 
 	http *http.Server
-	gone chan error // gets the reason when the service ends
+	gone chan error // receives the error of the HTTP server when it ends
 
 	trials, trial, probes, rate, best, bestTrial prometheus.Gauge
 	finished                                     *prometheus.CounterVec
 	gpuSeconds                                   prometheus.Counter
 }
 
-// Listen listens at an address, such as 127.0.0.1:9090. A port alone means loopback.
+// Listen listens at an address, such as 127.0.0.1:9090. An address without a host, such as :9090, means the loopback
+// address.
 func Listen(address string) (net.Listener, error) {
 	host, port, err := net.SplitHostPort(address)
 	if err == nil {
@@ -54,7 +55,7 @@ func Listen(address string) (net.Listener, error) {
 	return socket, nil
 }
 
-// Serve begins to serve the metrics of a study at a socket.
+// Serve starts a server for the metrics of a study on a socket, and returns at once. trials is the budget of the study.
 func Serve(socket net.Listener, study string, trials int) *Server {
 	registry := prometheus.NewRegistry()
 	labels := prometheus.Labels{"study": study}
@@ -85,7 +86,7 @@ func Serve(socket net.Listener, study string, trials int) *Server {
 	return s
 }
 
-// Watch updates the metrics for an event of the study.
+// Watch updates the metrics after an event of the study.
 func (s *Server) Watch(e tuner.Event) {
 	switch e.Kind {
 	case tuner.Began:
@@ -102,7 +103,7 @@ func (s *Server) Watch(e tuner.Event) {
 	}
 }
 
-// Resume counts the trials of a study that is continued.
+// Resume adds the finished trials of a continued study to the metrics.
 func (s *Server) Resume(study studies.Study) {
 	for _, t := range study.Trials {
 		if t.State == studies.Done {
@@ -124,12 +125,12 @@ func (s *Server) setBest(t studies.Trial) {
 	s.bestTrial.Set(float64(t.Number))
 }
 
-// Stop ends the service and waits for its end. A client that stays connected is cut off after two seconds.
+// Stop ends the server and waits until it has ended. Clients that are still connected after two seconds are cut off.
 func (s *Server) Stop() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
 	defer cancel()
 	err := s.http.Shutdown(ctx)
-	if errors.Is(err, context.DeadlineExceeded) { // a client stays connected
+	if errors.Is(err, context.DeadlineExceeded) { // a client is still connected
 		err = s.http.Close()
 	}
 	if served := <-s.gone; !errors.Is(served, http.ErrServerClosed) {

@@ -24,14 +24,14 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// Say reports a finding of a check under a name. The finding is good news, unless its name is Warning.
+// Say reports a finding of a check under a name. A finding is harmless unless its name is Warning.
 type Say func(name, format string, args ...any)
 
 // Warning is the name of a finding that does not stop a study but may harm it.
 const Warning = "warning"
 
-// CheckNeeds returns the first unmet need of a server. The commands check and run both call it, so that they refuse the same
-// studies. It leaves out CheckFlags, because run asks the server for its flags only once.
+// CheckNeeds returns an error for the first need of a server that is not met. The commands check and run both call it,
+// so that they refuse the same studies. It does not call CheckFlags, because run does that itself and only once.
 func (p *Plan) CheckNeeds(ctx context.Context, say Say) error {
 	if err := p.CheckMachine(ctx, say); err != nil {
 		return err
@@ -42,7 +42,7 @@ func (p *Plan) CheckNeeds(ctx context.Context, say Say) error {
 	return p.checkRequests(say)
 }
 
-// checkServer finds a missing server binary and a missing local model.
+// checkServer returns an error if the server's binary or a local model is missing.
 func (p *Plan) checkServer() error {
 	server := p.File.Server
 	if server.Simulate != "" {
@@ -60,7 +60,8 @@ func (p *Plan) checkServer() error {
 	return nil
 }
 
-// checkSimulated finds a profile that is missing or wrong, and searched flags that the simulator does not model.
+// checkSimulated returns an error if the profile is missing or wrong, or if the simulator does not model a searched
+// flag.
 func (p *Plan) checkSimulated() error {
 	if _, err := sim.LoadProfile(p.File.Server.Simulate); err != nil {
 		return err
@@ -78,7 +79,7 @@ func (p *Plan) checkSimulated() error {
 	return nil
 }
 
-// checkLoad finds a missing load generator.
+// checkLoad returns an error if the program that generates the load is missing.
 func (p *Plan) checkLoad() error {
 	if p.File.Load.Driver != studyfile.VLLMBench {
 		return nil
@@ -89,7 +90,8 @@ func (p *Plan) checkLoad() error {
 	return nil
 }
 
-// checkBudget refuses a budget of GPU time that is shorter than one probe. Without a start rate the probe's time is not known.
+// checkBudget refuses a budget of GPU time that is shorter than one probe. It does nothing without a start rate,
+// because the time of a probe depends on the rate.
 func (p *Plan) checkBudget() error {
 	f := p.File
 	probe := f.Probe.LeadIn + p.Window()
@@ -102,7 +104,7 @@ func (p *Plan) checkBudget() error {
 		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), p.Requests(), limit, least, TypicalProbes)
 }
 
-// checkLegal refuses constraints that leave no point.
+// checkLegal returns an error if no point keeps the constraints.
 func (p *Plan) checkLegal() error {
 	random, err := sampler.New("random", p.Space, 1, 1)
 	if err != nil {
@@ -114,14 +116,14 @@ func (p *Plan) checkLegal() error {
 	return nil
 }
 
-// checkLongest refuses a model length, fixed or searched, that is shorter than the workload's longest request.
+// checkLongest refuses a max-model-len, fixed or searched, that is shorter than the workload's longest request.
 func (p *Plan) checkLongest() error {
 	const flag = "max-model-len"
 	longest, shortest := p.Source.Longest(), studyfile.MaxModelLen(p.File.Server.Args)
 	remedy := "raise it in server.args"
 	if searched := p.Space.Parameter(flag); searched != nil {
 		remedy = "search only longer ones"
-		for _, text := range searched.Levels(2) { // both ends of a range, or all choices
+		for _, text := range searched.Levels(2) { // the two ends of a range, or all choices
 			if n, err := strconv.Atoi(text); err == nil && (shortest == 0 || n < shortest) {
 				shortest = n
 			}
@@ -133,7 +135,8 @@ func (p *Plan) checkLongest() error {
 	return nil
 }
 
-// checkRequests finds a workload that is too small for a probe.
+// checkRequests returns an error if the workload is too small for a probe. It also reports skipped rows and repeated
+// requests.
 func (p *Plan) checkRequests(say Say) error {
 	if n, first := workload.Skipped(p.Source); n > 0 {
 		say("bad rows", "%d are skipped; the first: %v", n, first)
@@ -148,7 +151,8 @@ func (p *Plan) checkRequests(say Say) error {
 	return nil
 }
 
-// CheckFlags checks that the server knows the flags of the study. A real server takes 10 to 60 s to list its flags.
+// CheckFlags checks that the server knows the flags of the study. If askServer is false, it does not ask a real server,
+// which takes 10 to 60 s to list its flags.
 func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 	s := p.File.Server
 	args := s.Args
@@ -181,14 +185,15 @@ func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 	if err := serverctl.CheckFlags(accepted, args); err != nil {
 		return inputf("%s: %w", p.File.Path, err)
 	}
-	flags, _ := space.Flags(args) // studyfile has read them before
+	flags, _ := space.Flags(args) // no error: studyfile has already parsed these args
 	own := lo.UniqBy(flags, func(f space.Flag) string { return f.Name })
 	say("server", "%s knows all %d flags of the study (of its %d)", command, len(own), len(accepted))
 	return nil
 }
 
-// samplePoints returns points that together use every flag of the space, both ends of each range and every choice. CheckFlags joins
-// their args, and vLLM takes the last value of a flag. So the last point has every parameter at its highest value: these fit together.
+// samplePoints returns points that together use every flag of the space, with both ends of each range and every choice.
+// CheckFlags joins the args of all points, and vLLM uses the last value of a flag. So in the last point every parameter
+// has its highest value, because these values fit together.
 func (p *Plan) samplePoints() []space.Point {
 	n := len(p.File.Parameters)
 	low, high := make([]float64, n), make([]float64, n)

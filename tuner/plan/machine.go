@@ -16,8 +16,8 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// GPUSource returns the program or exporter that reports the GPUs of a study's server. It returns nil for a simulated server, and
-// if the study has no GPU.
+// GPUSource returns the program or exporter that reports the GPUs of a study's server. It returns nil if the server is
+// simulated or uses no GPU.
 func GPUSource(s studyfile.Server) gpu.Source {
 	switch {
 	case s.Simulate != "" || s.GPU == studyfile.NoGPU:
@@ -28,8 +28,8 @@ func GPUSource(s studyfile.Server) gpu.Source {
 	return &gpu.NvidiaSMI{Path: s.GPU}
 }
 
-// CheckMachine checks that this machine has what the study's server and its load need. It returns an error if all measurements on
-// this machine would be wrong.
+// CheckMachine checks that this machine has what the server and the load generator need. It returns an error if all
+// measurements on this machine would be wrong, and warns if they may be wrong.
 func (p *Plan) CheckMachine(ctx context.Context, say Say) error {
 	if p.File.Server.Simulate != "" {
 		return nil
@@ -55,7 +55,8 @@ func (p *Plan) CheckMachine(ctx context.Context, say Say) error {
 	return nil
 }
 
-// need returns what the study needs of a machine. Only a sweep's file says how many requests are in flight.
+// need returns what the machine must have. The number of requests in flight is known only for a sweep over
+// concurrencies.
 func (p *Plan) need() host.Need {
 	need := host.Need{GPUs: len(p.GPUs), GeneratorCores: 1, Streams: host.DefaultStreams}
 	if sweep := p.File.Sweep; sweep != nil && len(sweep.Concurrencies) > 0 {
@@ -64,7 +65,7 @@ func (p *Plan) need() host.Need {
 	return need
 }
 
-// MoreCores says which machine a study needs whose load generator was late.
+// MoreCores returns advice for a study whose load generator was late: how many cores it needs.
 func (p *Plan) MoreCores() string {
 	have := host.Reader{}.Read().Cores.Usable
 	need := host.Need{GPUs: len(p.GPUs), GeneratorCores: 1}.Filled().Cores
@@ -72,7 +73,8 @@ func (p *Plan) MoreCores() string {
 		"run the study on such a machine (in Kubernetes, set both the CPU request and limit to that); the same command continues it there", have, need)
 }
 
-// checkGPUs finds the GPUs that the server will use. A machine without one runs vLLM on its CPU.
+// checkGPUs finds the GPUs that the server will use. It accepts a machine without a GPU, because vLLM can run on the
+// CPU.
 func (p *Plan) checkGPUs(ctx context.Context, say Say) error {
 	source := GPUSource(p.File.Server)
 	if source == nil {
@@ -100,8 +102,8 @@ func (p *Plan) checkGPUs(ctx context.Context, say Say) error {
 	return nil
 }
 
-// Weights returns the files of the model's weights, and their directory. The error wraps weights.ErrUnknown when the server
-// downloads them.
+// Weights returns the files of the model's weights, and their directory. The error wraps weights.ErrUnknown if the
+// server will download them.
 func (p *Plan) Weights() ([]weights.File, string, error) {
 	files, dir, err := weights.Files(weights.Model{
 		Name: p.File.Model, Revision: p.File.FixedArg("revision"), CacheDir: p.File.FixedArg("download-dir"),
@@ -113,12 +115,13 @@ func (p *Plan) Weights() ([]weights.File, string, error) {
 	return files, dir, err
 }
 
-// NeedsWeights reports whether the servers load weights. Simulated servers and servers with made-up weights do not.
+// NeedsWeights reports whether the servers load weights. Simulated servers and servers with --load-format dummy do not.
 func (p *Plan) NeedsWeights() bool {
 	return p.File.Server.Simulate == "" && p.File.FixedArg("load-format") != "dummy"
 }
 
-// checkWeights finds a model's directory without weights. A server downloads a model that is not on this machine.
+// checkWeights returns an error if the model's directory lacks weights. A model that is not on this machine is no
+// error, because the server downloads it.
 func (p *Plan) checkWeights(say Say) error {
 	if !p.NeedsWeights() {
 		return nil

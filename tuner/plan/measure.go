@@ -15,18 +15,18 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// Gallop is the factor of the capacity search's first step. A search then takes about four probes from a hint that is right within
-// a third (simulated engines, hint error 0.35 in log rate).
+// Gallop is the factor between the first two rates of a capacity search. With 1.35, a search takes about four probes if
+// the hint is right within a third (measured with simulated engines, hint error 0.35 in log rate).
 const Gallop = 1.35
 
-// TypicalStart and TypicalProbes estimate a trial: how long a 70B model loads from a disk cache, and the mean number of probes
-// in searches on simulated engines.
+// TypicalStart and TypicalProbes are used to estimate the time of a trial. TypicalStart is how long a 70B model takes
+// to load from a disk cache. TypicalProbes is the mean number of probes of searches on simulated engines.
 const (
 	TypicalStart  = 150 * time.Second
 	TypicalProbes = 4
 )
 
-// Runner returns a Runner that measures the plan's points. The caller sets its Start.
+// Runner returns a Runner with the settings of the plan. The caller must set its Start.
 func (p *Plan) Runner() *trial.Runner {
 	f := p.File
 	return &trial.Runner{
@@ -46,7 +46,7 @@ func (p *Plan) Runner() *trial.Runner {
 	}
 }
 
-// Probe returns the load of a probe at the start rate. Without a start rate it takes the lowest rate.
+// Probe returns the load of a probe at the start rate, or at the lowest rate if there is no start rate.
 func (p *Plan) Probe() workload.Plan {
 	f := p.File
 	return workload.Plan{
@@ -55,22 +55,22 @@ func (p *Plan) Probe() workload.Plan {
 	}
 }
 
-// Requests returns how many requests a probe at the start rate counts.
+// Requests returns the number of requests in the window of a probe at the start rate.
 func (p *Plan) Requests() int {
 	n, _ := p.Probe().Counted()
 	return n
 }
 
-// Window returns how long a probe at the start rate counts requests.
+// Window returns the length of the window of a probe at the start rate.
 func (p *Plan) Window() time.Duration {
 	f := p.File
 	return max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
 }
 
-// NeedsITL reports whether the times between tokens are recorded.
+// NeedsITL reports whether the times between tokens must be recorded.
 func (p *Plan) NeedsITL() bool { return p.ITL || p.File.SLO.NeedsITL() }
 
-// Marks returns the notes that hold for every figure of the study.
+// Marks returns the notes that apply to all figures of the study.
 func (p *Plan) Marks() []string {
 	var marks []string
 	if p.File.AllowMeaninglessSpeculation {
@@ -94,11 +94,11 @@ func (p *Plan) Marks() []string {
 	return marks
 }
 
-// ignoredFlags are the flags of the study's servers that affect a real server and not the simulated one.
+// ignoredFlags returns the flags in the study file that have an effect on a real server, but not on the simulated one.
 func (p *Plan) ignoredFlags() []string {
 	flags, err := space.Flags(slices.Concat(p.File.Server.Args, p.File.Server.Current))
 	if err != nil {
-		return nil // the file's check has reported it
+		return nil // the check of the file has already reported it
 	}
 	var names []string
 	for _, flag := range flags {

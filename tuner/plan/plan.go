@@ -1,5 +1,5 @@
-// Package plan opens what a study file names, and checks it before GPU time is spent. It never starts a server, except to read the
-// output of --help.
+// Package plan opens everything that a study file names, such as the data set, and checks it before GPU time is spent.
+// It never starts a server, except to read the output of --help.
 package plan
 
 import (
@@ -19,10 +19,10 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// An InputError is a mistake in what the user wrote or named. The same command fails again until the user corrects it.
+// An InputError is a mistake in the user's input. The same command fails again until the user corrects the mistake.
 type InputError struct{ error }
 
-// Unwrap returns the wrapped error.
+// Unwrap returns the wrapped error for errors.Is and errors.As.
 func (e InputError) Unwrap() error { return e.error }
 
 func inputf(format string, args ...any) error { return InputError{fmt.Errorf(format, args...)} }
@@ -33,16 +33,16 @@ type Plan struct {
 	Source  workload.Source
 	Space   *space.Space      // nil for a sweep
 	Sampler sampler.Sampler   // nil for a sweep
-	Current space.Point       // nil when the file has none
-	Env     map[string]string // of the server, with references resolved; may hold secrets
-	Model   string            // given to the server: the file's, or the path of a copy
-	Seed    uint64            // of requests and arrivals
-	ITL     bool              // record the times between tokens even if the SLO has no need of them
+	Current space.Point       // nil if the file has none
+	Env     map[string]string // environment of the server with resolved references; may hold secrets
+	Model   string            // model argument of the server: the file's model, or the path of a copy
+	Seed    uint64            // seed of requests and arrivals
+	ITL     bool              // record the times between tokens even if the SLO does not need them
 
-	GPUs []gpu.GPU // GPUs that the server will use; CheckMachine finds them
+	GPUs []gpu.GPU // GPUs that the server will use; set by CheckMachine
 }
 
-// Open opens a study that is to be run.
+// Open opens a study with everything that a run needs.
 func Open(file *studyfile.File) (*Plan, error) {
 	if file.Sweep != nil && len(file.Parameters) == 0 {
 		return nil, inputf("%s: there are no parameters to search; add some, or measure its configs with `tuner sweep %s`", file.Path, file.Path)
@@ -50,14 +50,14 @@ func Open(file *studyfile.File) (*Plan, error) {
 	return newPlan(file).open((*Plan).openServer, (*Plan).openSearch)
 }
 
-// OpenSweep opens a sweep: a server and its load, and nothing to search.
+// OpenSweep opens a sweep. It has a server and a load, but nothing to search.
 func OpenSweep(file *studyfile.File) (*Plan, error) {
 	p := newPlan(file)
 	p.Seed, p.ITL = file.Sweep.Seed, true
 	return p.open((*Plan).openServer)
 }
 
-// OpenSearch opens the workload and the search. The server may be on another machine.
+// OpenSearch opens the workload and the search. It does not check the server, which may be on another machine.
 func OpenSearch(file *studyfile.File) (*Plan, error) {
 	if len(file.Parameters) == 0 {
 		return nil, inputf("%s: there are no parameters to search; add some", file.Path)
@@ -65,7 +65,7 @@ func OpenSearch(file *studyfile.File) (*Plan, error) {
 	return newPlan(file).open((*Plan).openWorkload, (*Plan).openSearch)
 }
 
-// OpenWorkload opens the workload alone.
+// OpenWorkload opens only the workload.
 func OpenWorkload(file *studyfile.File) (*Plan, error) {
 	return newPlan(file).open((*Plan).openWorkload)
 }
@@ -74,7 +74,7 @@ func newPlan(file *studyfile.File) *Plan {
 	return &Plan{File: file, Model: file.Model, Seed: file.Sampler.Seed}
 }
 
-// open opens some parts of the plan. What is wrong with them is the user's to correct.
+// open opens the given parts of the plan. Every error is an InputError, because only the user can correct it.
 func (p *Plan) open(parts ...func(*Plan) error) (*Plan, error) {
 	for _, part := range parts {
 		if err := part(p); err != nil {
@@ -112,7 +112,8 @@ func (p *Plan) openServer() (err error) {
 		}
 	}
 	if dir := file.Server.CacheDir; dir != "" {
-		// vLLM keeps everything that it compiles and downloads below this directory (vllm/envs.py). The user's value stands.
+		// vLLM keeps everything that it compiles and downloads below this directory (vllm/envs.py). A value from the
+		// user is not replaced.
 		if _, given := p.Env[cacheVariable]; !given {
 			p.Env[cacheVariable] = dir
 		}
@@ -120,10 +121,11 @@ func (p *Plan) openServer() (err error) {
 	return errors.Join(p.checkServer(), p.checkLoad(), p.checkBudget())
 }
 
-// cacheVariable is vLLM's own; compiled graphs lie in its torch_compile_cache.
+// cacheVariable is the environment variable for vLLM's cache directory. Its subdirectory torch_compile_cache has the
+// compiled graphs.
 const cacheVariable = "VLLM_CACHE_ROOT"
 
-// openWorkload opens the requests, and takes a lead-in from them when the file has none.
+// openWorkload opens the requests. If the file has no lead-in, openWorkload computes one from the requests.
 func (p *Plan) openWorkload() (err error) {
 	f := p.File
 	if p.Source, err = workload.Open(f.WorkloadSpec(), p.Seed); err != nil {
@@ -135,10 +137,11 @@ func (p *Plan) openWorkload() (err error) {
 	return nil
 }
 
-// Protocol is what happens to the prefix cache between probes.
+// Protocol returns what happens to the prefix cache between probes.
 func (p *Plan) Protocol() trial.Protocol { return p.File.Protocol(p.Source.Len() == 0) }
 
-// CheckWritable makes a directory, and returns why it cannot be made or written. It does nothing if dir is "".
+// CheckWritable creates a directory. It returns an error if the directory cannot be created or written. It does nothing
+// if dir is "".
 func CheckWritable(dir string) error {
 	if dir == "" {
 		return nil
@@ -153,12 +156,12 @@ func CheckWritable(dir string) error {
 	return errors.Join(file.Close(), os.Remove(file.Name()))
 }
 
-// Names returns the searched flags.
+// Names returns the names of the searched flags.
 func (p *Plan) Names() []string {
 	return lo.Map(p.File.Parameters, func(parameter space.Parameter, _ int) string { return parameter.Name })
 }
 
-// Lookup finds a variable in the environment that the server gets.
+// Lookup returns the value of a variable in the server's environment.
 func (p *Plan) Lookup(name string) (string, bool) {
 	if value, ok := p.Env[name]; ok {
 		return value, true

@@ -8,7 +8,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// CacheText describes the cache protocol, and how much of its prompts a probe will find in the server's prefix cache.
+// CacheText describes the cache protocol, and what share of a probe's prompt tokens the server's prefix cache will
+// hold.
 func (p *Plan) CacheText() string {
 	protocol := p.Protocol()
 	state := "carried from probe to probe"
@@ -22,7 +23,7 @@ func (p *Plan) CacheText() string {
 	return fmt.Sprintf("%s: the prefix cache is %s; it holds %s of a window's prompt tokens", protocol, state, found)
 }
 
-// Text describes the study and estimates its time.
+// Text returns a description of the study with an estimate of its time.
 func (p *Plan) Text() string {
 	var t render.Text
 	f := p.File

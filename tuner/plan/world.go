@@ -18,14 +18,15 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// imageVariable names the image of a pod's containers. A container cannot find that out by itself.
+// imageVariable is the environment variable with the name of the container image. A container cannot find out this name
+// itself.
 const imageVariable = "TUNER_IMAGE"
 
 // Dataset is the key of the dataset's hash in a World.
 const Dataset = "dataset sha256"
 
-// Begin returns the settings that a new study stores, and that a continued study must match. It knows the GPUs only after
-// CheckMachine.
+// Begin returns the settings that a new study stores, and that a continued study must match. Call it after
+// CheckMachine, which finds the GPUs.
 func (p *Plan) Begin(version string) (studies.New, error) {
 	world, err := p.World()
 	if err != nil {
@@ -48,7 +49,8 @@ func (p *Plan) Begin(version string) (studies.New, error) {
 	return study, nil
 }
 
-// gpuNames names the GPUs that the server will use, such as "2 × NVIDIA H200". Which ones of a kind they are does not matter.
+// gpuNames returns the kinds and numbers of the GPUs that the server will use, such as "2 × NVIDIA H200". It leaves out
+// their indexes, because two GPUs of one kind count as equal.
 func (p *Plan) gpuNames() string {
 	counts := lo.CountValuesBy(p.GPUs, func(g gpu.GPU) string {
 		if g.MIG == "" {
@@ -64,7 +66,7 @@ func (p *Plan) gpuNames() string {
 	return strings.Join(names, "; ")
 }
 
-// World returns what must not change during the study: the file's settings and the contents of the dataset.
+// World returns what must not change during the study: settings of the file and a hash of the dataset.
 func (p *Plan) World() (map[string]string, error) {
 	world := p.File.World()
 	path := p.File.WorkloadSpec().Path

@@ -12,20 +12,22 @@ import (
 )
 
 const (
-	// maxLevels bounds the number of levels of a continuous parameter.
+	// maxLevels limits the number of levels of one numeric parameter.
 	maxLevels = 64
-	// maxCells bounds a factorial before its constraints apply, so that it is built within a second.
+	// maxCells limits the points of a grid before the constraints are applied, so that the grid is built within a
+	// second.
 	maxCells = 1 << 14
 )
 
-// A grid is the full factorial over all choices and over evenly spaced levels of the numbers, in a seeded order.
+// A grid has all combinations of all choices and of evenly spaced levels of the numbers (a full factorial). The seed
+// decides their order.
 type grid struct {
 	points []space.Point
 }
 
-// newGrid chooses the levels so that the grid has as many legal points as fit the budget. All numbers have nearly the
-// same number of levels; numbers with a wider range come first. The grid always has all choices, and at least two
-// levels of each number.
+// newGrid chooses the levels so that the grid has as many legal points as the budget allows. All numeric parameters
+// have about the same number of levels; those with a wider range get another level first. The grid always has all
+// choices, and at least two levels of each number.
 func newGrid(s *space.Space, seed uint64, budget int) (*grid, error) {
 	parameters := s.Parameters()
 	levels := make([][]string, len(parameters))
@@ -62,7 +64,7 @@ func newGrid(s *space.Space, seed uint64, budget int) (*grid, error) {
 	return &grid{best}, nil
 }
 
-// cells returns the size of a factorial.
+// cells returns the number of combinations of the levels.
 func cells(levels [][]string) float64 {
 	n := 1.0
 	for _, l := range levels {
@@ -71,7 +73,8 @@ func cells(levels [][]string) float64 {
 	return n
 }
 
-// byRange orders by the ratio of the ends of the ranges, the largest first. A range from 0 counts as the largest.
+// byRange compares two parameters by the ratio of maximum and minimum, the largest ratio first. A range from 0 counts
+// as the largest.
 func byRange(a, b *space.Parameter) int {
 	ratio := func(p *space.Parameter) float64 {
 		if p.Min <= 0 {
@@ -82,7 +85,7 @@ func byRange(a, b *space.Parameter) int {
 	return cmp.Compare(ratio(b), ratio(a))
 }
 
-// factorial returns the legal points of a factorial, each once.
+// factorial returns the legal points among all combinations of the levels, without duplicates.
 func factorial(s *space.Space, levels [][]string) []space.Point {
 	var legal []space.Point
 	known := map[string]bool{}
@@ -93,7 +96,7 @@ func factorial(s *space.Space, levels [][]string) []space.Point {
 			code /= len(levels[i])
 		}
 		u, _ := s.Unit(p)
-		p = s.Sample(u) // the sample leaves out inactive parameters
+		p = s.Sample(u) // Sample leaves out inactive parameters
 		if name := p.String(); !known[name] && s.Check(p) == nil {
 			known[name] = true
 			legal = append(legal, p)
@@ -102,7 +105,7 @@ func factorial(s *space.Space, levels [][]string) []space.Point {
 	return legal
 }
 
-// Next returns the first untried point of the grid.
+// Next returns the first point of the grid that was not tried yet.
 func (g *grid) Next(_ int, history []studies.Trial) (space.Point, error) {
 	known := tried(history)
 	for _, p := range g.points {

@@ -16,7 +16,7 @@ import (
 	"vllmtuner/tuner/space/landscape"
 )
 
-// A surface gives the true capacity of each point of a space.
+// A surface knows the true capacity of each point of a space.
 type surface struct {
 	name   string
 	space  *space.Space
@@ -26,7 +26,7 @@ type surface struct {
 	atMost float64 // highest allowed median regret of tpe at 3 % noise
 }
 
-// h200 is the table of capacities of a simulated H200. Its best point lies at the end of two ranges.
+// h200 returns a surface from a table of capacities of a simulated H200. Its best point is at the end of two ranges.
 func h200(t testing.TB) surface {
 	t.Helper()
 	l, err := landscape.H200()
@@ -48,8 +48,8 @@ func h200(t testing.TB) surface {
 	return surface{name: "H200", space: s, rate: rate, best: l.Best, atMost: 0.05, first: space.Point{}}
 }
 
-// inner is a surface whose best point lies inside the space, next to a region of crashes. Its numbers depend on each
-// other.
+// inner returns a surface whose best point is inside the space, next to points that crash. The best value of one
+// parameter depends on others.
 func inner(t testing.TB) surface {
 	t.Helper()
 	s := spaceOf(t, []space.Parameter{
@@ -68,7 +68,7 @@ func inner(t testing.TB) surface {
 		"gpu-memory-utilization": "0.9", "max-num-seqs": "256", "max-num-batched-tokens": "2048", "num-speculative-tokens": "0"}}
 }
 
-// mixed is a surface in which choices matter most, and some parameters do not matter at all.
+// mixed returns a surface on which choices have the largest effect, and some parameters have none.
 func mixed(t testing.TB) surface {
 	t.Helper()
 	s := mixedSpace(t)
@@ -101,8 +101,8 @@ func crashedTrial(number int, p space.Point) studies.Trial {
 	}}
 }
 
-// regret runs a study with log-normal noise. It returns how far the true capacity of the point that measured best is
-// below the surface's best, from 0 to 1.
+// regret runs a study of 30 trials with log-normal noise. It takes the point with the best measurement, and returns how
+// far its true capacity is below the best of the surface: 0 is the best, 1 the worst.
 func regret(t testing.TB, on surface, name string, seed uint64, noise float64) float64 {
 	t.Helper()
 	const trials = 30
@@ -136,13 +136,13 @@ func regret(t testing.TB, on surface, name string, seed uint64, noise float64) f
 
 func TestRegret(t *testing.T) { regrets(t, 15, 0.03) }
 
-// TestRegretAtTwoNoises is TestRegret over more seeds, and with more noise.
+// TestRegretAtTwoNoises repeats TestRegret with more seeds, and also with more noise.
 func TestRegretAtTwoNoises(t *testing.T) {
 	realtime.Only(t, "runs hundreds of studies")
 	regrets(t, 30, 0.03, 0.08)
 }
 
-// regrets runs studies of thirty trials with several seeds, and compares the samplers.
+// regrets runs studies with several seeds, and compares the regret of the samplers.
 func regrets(t *testing.T, seeds int, noises ...float64) {
 	t.Helper()
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {

@@ -12,17 +12,17 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// ErrExhausted is returned by Next when the sampler has no further point to offer.
+// ErrExhausted is returned by Next if the sampler finds no further point.
 var ErrExhausted = errors.New("the sampler has no further point")
 
-// A Sampler chooses the next point. The history may begin with priors: trials with a negative number, which were
-// measured elsewhere and scaled to this study. Next depends on its arguments and the sampler's seed alone, so a resumed
-// study chooses the same points.
+// A Sampler chooses the next point. The history may begin with priors. They are trials with a negative number, which
+// were measured elsewhere and scaled to this study. The result of Next depends only on its arguments and the sampler's
+// seed, so a resumed study chooses the same points.
 type Sampler interface {
 	Next(number int, history []studies.Trial) (space.Point, error)
 }
 
-// names are the samplers that New knows.
+// names are the names of the samplers that New knows.
 var names = []string{"tpe", "random", "grid"}
 
 // New returns the sampler of that name. budget is how many trials the study may have.
@@ -38,21 +38,21 @@ func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) 
 	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, names), strings.Join(names, ", "))
 }
 
-// maxDraws bounds how often a sampler draws again when a point is not legal or was tried before.
+// maxDraws is how often a sampler draws at most to find a legal point that was not tried before.
 const maxDraws = 1000
 
-// random draws every point independently.
+// random draws every point independently of the others.
 type random struct {
 	space *space.Space
 	seed  uint64
 }
 
-// Next returns an untried legal point.
+// Next returns a random legal point that was not tried yet.
 func (r *random) Next(number int, history []studies.Trial) (space.Point, error) {
 	return draw(r.space, stream(r.seed, "random", number), tried(history))
 }
 
-// draw returns a random untried legal point.
+// draw returns a random legal point that was not tried yet.
 func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, error) {
 	var last error
 	for range maxDraws {
@@ -71,8 +71,9 @@ func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, e
 	return nil, fmt.Errorf("%w: all of %d random points were tried before", ErrExhausted, maxDraws)
 }
 
-// tried returns the points of the history as strings. A point counts as tried even if its trial failed for another
-// reason, because the search has other points. A prior does not count, because a good prior should be tried here.
+// tried returns the points of the history as strings. A point counts as tried even if something other than the point
+// made its trial fail, because the search has other points. A prior does not count as tried, because a good prior
+// should be measured in this study.
 func tried(history []studies.Trial) map[string]bool {
 	all := make(map[string]bool, len(history))
 	for _, t := range history {
@@ -83,7 +84,7 @@ func tried(history []studies.Trial) map[string]bool {
 	return all
 }
 
-// stream returns the random numbers for one purpose of one trial.
+// stream returns the source of random numbers for one purpose in one trial.
 func stream(seed uint64, purpose string, number int) *rand.Rand {
 	h := fnv.New64a()
 	fmt.Fprint(h, purpose, " ", number)

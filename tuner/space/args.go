@@ -14,14 +14,15 @@ import (
 	"strings"
 )
 
-// vLLM takes speculation under this flag and this key of its JSON (vLLM 0.14.1 and 0.33, vllm/config/speculative.py).
+// vLLM reads the number of speculative tokens from this key in the JSON value of this flag (vLLM 0.14.1 and 0.33,
+// vllm/config/speculative.py).
 const (
 	speculativeFlag = "speculative-config"
 	speculativeKey  = "num_speculative_tokens"
 )
 
 // Args returns the point as args of `vllm serve`, in the order of the parameters. It leaves out names that are not
-// parameters; Check reports them.
+// parameters, because Check reports them.
 func (s *Space) Args(p Point) []string {
 	var args []string
 	for i := range s.parameters {
@@ -42,13 +43,13 @@ func (s *Space) Args(p Point) []string {
 	return args
 }
 
-// speculativeArgs returns the args for a number of speculative tokens. For 0 there are none.
+// speculativeArgs returns the args for a number of speculative tokens; nil for 0.
 func (s *Space) speculativeArgs(tokens string) []string {
 	k, err := strconv.Atoi(tokens)
 	if err != nil || k <= 0 {
 		return nil
 	}
-	config := maps.Clone(s.speculative) // New has refused an empty one, and one that JSON cannot hold
+	config := maps.Clone(s.speculative) // New has checked that it is not empty and can be written as JSON
 	config[speculativeKey] = k
 	text, _ := encode(config)
 	return []string{"--" + speculativeFlag, text}
@@ -56,12 +57,13 @@ func (s *Space) speculativeArgs(tokens string) []string {
 
 // A Flag is one flag of a command line.
 type Flag struct {
-	Name   string   // without its dashes, and with dashes for underscores as vLLM reads them
-	Values []string // the words after it, up to the next flag
+	Name   string   // without leading dashes; underscores are replaced by dashes, as in vLLM
+	Values []string // the words between this flag and the next
 	Index  int      // 0-based index of the flag's word in the args
 }
 
-// Base returns the name of the flag that a word sets: --compilation-config.mode sets compilation-config, and --no-x sets x.
+// Base returns the name of the flag that is set: for --compilation-config.mode it is compilation-config, and for --no-x
+// it is x.
 func (f Flag) Base() string {
 	name, _, _ := strings.Cut(f.Name, ".")
 	return strings.TrimPrefix(name, "no-")
@@ -72,8 +74,8 @@ var flagWord = regexp.MustCompile(`^--?[A-Za-z]`)
 // IsFlag reports whether a word of args is a flag. A value such as -1 is not.
 func IsFlag(word string) bool { return flagWord.MatchString(word) }
 
-// Flags splits args into flags: --name value, --name=value, --name, and --name a b c. A word before the first flag is an
-// error.
+// Flags splits args into flags. It accepts --name value, --name=value, --name, and --name a b c. A word before the
+// first flag is an error.
 func Flags(args []string) ([]Flag, error) {
 	var flags []Flag
 	for i, word := range args {
@@ -95,8 +97,8 @@ func Flags(args []string) ([]Flag, error) {
 	return flags, nil
 }
 
-// FlagValues returns the flags in args with their values, by name without dashes. A switch is "true" or "false". It returns
-// nil for args that Flags refuses.
+// FlagValues returns the value of each flag in args, by name without leading dashes. The value of a switch is "true" or
+// "false". It returns nil if Flags returns an error for args.
 func FlagValues(args []string) map[string]string {
 	flags, err := Flags(args)
 	if err != nil {
@@ -117,8 +119,8 @@ func FlagValues(args []string) map[string]string {
 	return values
 }
 
-// dashedName replaces underscores in a flag's name by dashes. In --compilation-config.cudagraph_mode the key after the dot
-// stays as it is.
+// dashedName replaces underscores in a flag's name by dashes. The key after a dot does not change, as in
+// --compilation-config.cudagraph_mode.
 func dashedName(name string) string {
 	flag, key, dotted := strings.Cut(name, ".")
 	flag = strings.ReplaceAll(flag, "_", "-")
@@ -128,8 +130,9 @@ func dashedName(name string) string {
 	return flag
 }
 
-// ParseArgs reads the args of a server into a point. Values may be out of range, because the user runs them today. A flag
-// that is not searched is an error. If a flag is given twice, the last one counts, as in vLLM.
+// ParseArgs returns the point that the args of a server stand for. Values may be out of range, because the user's
+// current args may be. A flag that is not searched is an error. If a flag is given twice, the last one counts, as in
+// vLLM.
 func (s *Space) ParseArgs(args []string) (Point, error) {
 	flags, err := Flags(args)
 	if err != nil {
@@ -151,7 +154,8 @@ func (s *Space) ParseArgs(args []string) (Point, error) {
 	return p, nil
 }
 
-// ParseFlag returns the parameter that a flag sets, and its value, as ParseArgs does.
+// ParseFlag returns the name of the parameter that a flag sets, and the value. The value may be out of range, as in
+// ParseArgs.
 func (s *Space) ParseFlag(f Flag) (name, value string, err error) {
 	if f.Name == speculativeFlag && s.Parameter(SpeculativeTokens) != nil {
 		value, err = s.parseSpeculation(f)
@@ -189,7 +193,8 @@ func (s *Space) notSearchedError(f Flag) error {
 	return fmt.Errorf("--%s is not searched; %s", f.Name, remedy)
 }
 
-// parseSpeculation returns the number of tokens in --speculative-config. All other keys must equal the study's.
+// parseSpeculation returns the number of tokens in --speculative-config. All other keys must be equal to those of the
+// study.
 func (s *Space) parseSpeculation(f Flag) (string, error) {
 	var config map[string]any
 	if len(f.Values) != 1 || json.Unmarshal([]byte(f.Values[0]), &config) != nil {
@@ -207,7 +212,7 @@ func (s *Space) parseSpeculation(f Flag) (string, error) {
 	return formatNumber(k), nil
 }
 
-// Read returns a value in the form in which a Point holds it. It may be out of range.
+// Read returns a value in the form that a Point uses. The value may be out of range.
 func (p *Parameter) Read(text string) (string, error) {
 	if p.Kind == Int {
 		text = plainInt(text)
@@ -224,7 +229,7 @@ func (p *Parameter) Read(text string) (string, error) {
 
 var humanInt = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([kKmM])$`)
 
-// plainInt writes 1k as 1000 and 1K as 1024. vLLM reads max-model-len and max-num-batched-tokens this way (vLLM 0.14.1,
+// plainInt replaces 1k by 1000 and 1K by 1024, as vLLM does for max-model-len and max-num-batched-tokens (vLLM 0.14.1,
 // vllm/engine/arg_utils.py, human_readable_int).
 func plainInt(text string) string {
 	match := humanInt.FindStringSubmatch(text)
@@ -232,11 +237,11 @@ func plainInt(text string) string {
 		return text
 	}
 	factor := map[string]float64{"k": 1e3, "K": 1 << 10, "m": 1e6, "M": 1 << 20}[match[2]]
-	v, _ := strconv.ParseFloat(match[1], 64) // humanInt matches digits
+	v, _ := strconv.ParseFloat(match[1], 64) // no error: humanInt has matched a number
 	return formatNumber(math.Trunc(v * factor))
 }
 
-// canonical returns the choice that equals the text, or the text itself if none does.
+// canonical returns the choice that is equal to the text, or the text itself if there is none.
 func (p *Parameter) canonical(text string) string {
 	if i := slices.IndexFunc(p.choices(), func(c string) bool { return p.equalChoices(c, text) }); i >= 0 {
 		return p.choices()[i]
@@ -259,7 +264,7 @@ func (p *Parameter) equalChoices(a, b string) bool {
 	return errX == nil && errY == nil && x == y
 }
 
-// compact returns a JSON text without spaces and with sorted keys.
+// compact rewrites a JSON text without spaces and with sorted keys.
 func compact(text string) (string, error) {
 	decoder := json.NewDecoder(strings.NewReader(text))
 	decoder.UseNumber()
@@ -286,7 +291,7 @@ func encode(v any) (string, error) {
 
 var safeWord = regexp.MustCompile(`^[A-Za-z0-9_@%+=:,./-]+$`)
 
-// ShellWord quotes a word if a POSIX shell would not read it as it is.
+// ShellWord returns a word for a POSIX shell, in quotes if it needs them.
 func ShellWord(word string) string {
 	if safeWord.MatchString(word) {
 		return word

@@ -30,7 +30,7 @@ func TestArgs(t *testing.T) {
 func TestParseArgs(t *testing.T) {
 	tests := []struct {
 		name string
-		args string // words between spaces
+		args string // words, separated by spaces
 		want Point
 		err  string
 	}{
@@ -79,7 +79,8 @@ func TestParseArgs(t *testing.T) {
 	}
 }
 
-// FuzzExpression compiles any text as an expression: none may panic, and each that compiles can be evaluated.
+// FuzzExpression compiles any text as an expression. No text may cause a panic, and every expression that compiles can
+// be evaluated.
 func FuzzExpression(f *testing.F) {
 	for _, text := range []string{"max-num-batched-tokens >= max-num-seqs", `kv-cache-dtype == "auto" and not b`, "1 % 0 == 1",
 		"((((", "max-num-seqs ?? 1", "'", "max(1,", "-max-num-seqs--max-num-seqs", "1/0 > 2", "max-num-seqs in 1..1000000000", "\"é\" == 'x'"} {
@@ -98,7 +99,7 @@ func FuzzExpression(f *testing.F) {
 			}
 			return
 		}
-		// An error is a legal result, such as a remainder by zero.
+		// An error is allowed, for example for a remainder by zero.
 		_, known, _ := e.holds(func(name string) (any, bool) { v, ok := values[name]; return v, ok })
 		if !known {
 			t.Errorf("%q names a flag that the vocabulary does not have: %v", text, e.names)
@@ -106,7 +107,7 @@ func FuzzExpression(f *testing.F) {
 	})
 }
 
-// FuzzParseArgs parses any command line: a point that was read must be readable again from its own args.
+// FuzzParseArgs parses any command line. The args of the parsed point must give the same point again.
 func FuzzParseArgs(f *testing.F) {
 	f.Add("--max-num-seqs\n64\n--enable-chunked-prefill")
 	f.Add("--speculative-config={\"method\":\"ngram\",\"prompt_lookup_max\":4,\"num_speculative_tokens\":2}")

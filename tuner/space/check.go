@@ -9,9 +9,10 @@ import (
 	"strings"
 )
 
-// Check reports everything that is wrong with a point: unknown names, values out of range or off the step, parameters
-// that are not active, broken constraints. The server's default decides a parameter that is active and absent.
-// If neither the point nor Defaults has a flag, a constraint with that flag holds and a condition with it does not.
+// Check reports everything that is wrong with a point: unknown names, values out of range or between two steps,
+// parameters that are not active, and broken constraints. An active parameter may be absent, and then has the server's
+// default. If neither the point nor Defaults has a flag, a constraint with that flag holds, but a condition with that
+// flag does not hold.
 func (s *Space) Check(p Point) error {
 	var errs []error
 	for _, name := range sortedNames(p) {
@@ -49,7 +50,7 @@ func (s *Space) active(i int, p Point) bool {
 	return err == nil && known && holds
 }
 
-// lookup returns the values that constraints see.
+// lookup returns a function that gives constraints the value of a flag: from the point, or from Defaults.
 func (s *Space) lookup(p Point) func(name string) (any, bool) {
 	return func(name string) (any, bool) {
 		text, ok := p[name]
@@ -66,8 +67,8 @@ func (s *Space) lookup(p Point) func(name string) (any, bool) {
 	}
 }
 
-// conditionLookup returns the values that conditions see. It skips the default of a searched flag, because an inactive
-// flag is absent and its default says nothing.
+// conditionLookup returns a function that gives conditions the value of a flag. It does not use the default of a
+// searched flag: the flag may be absent because it is inactive, and then its default has no meaning.
 func (s *Space) conditionLookup(p Point) func(name string) (any, bool) {
 	lookup := s.lookup(p)
 	return func(name string) (any, bool) {
@@ -78,7 +79,7 @@ func (s *Space) conditionLookup(p Point) func(name string) (any, bool) {
 	}
 }
 
-// values returns the flags with their values, such as "a=1, b=2".
+// values returns a text with the flags and their values, such as "a=1, b=2".
 func (s *Space) values(names []string, p Point) string {
 	words := make([]string, len(names))
 	for i, name := range names {
@@ -91,10 +92,10 @@ func (s *Space) values(names []string, p Point) string {
 	return strings.Join(words, ", ")
 }
 
-// stepTolerance is the part of a step by which a value may miss it, because decimal fractions are rounded.
+// stepTolerance is how far a value may be from a step, relative to the step. Decimal fractions are rounded.
 const stepTolerance = 1e-6
 
-// Check reports what is wrong with one value.
+// Check returns an error if the value is not legal for the parameter.
 func (p *Parameter) Check(text string) error {
 	switch p.Kind {
 	case Float, Int:
@@ -128,7 +129,7 @@ func (p *Parameter) checkNumber(text string) error {
 	return nil
 }
 
-// Number reads a value of a Float or Int, legal or not, or a choice that is a number.
+// Number parses a value of a Float or Int, or a choice that is a number. The value may be out of range.
 func (p *Parameter) Number(text string) (float64, error) {
 	v, err := strconv.ParseFloat(text, 64)
 	switch {

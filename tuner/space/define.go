@@ -12,16 +12,16 @@ import (
 	"github.com/xrash/smetrics"
 )
 
-// A Space holds the flags that a study searches. It is safe for concurrent use as long as nobody changes Defaults.
+// A Space has the flags that a study searches. It is safe for concurrent use if nobody changes Defaults.
 type Space struct {
-	// Defaults are the values of flags that a point does not have, such as those in server.args. Constraints and conditions
-	// read them. It may be nil.
+	// Defaults has values of flags that are not in a point, such as those in server.args. Constraints and conditions
+	// read these values. It may be nil.
 	Defaults map[string]string
 
 	parameters  []Parameter
-	index       map[string]int // by name
-	when        []*expression  // by parameter; nil means always active
-	order       []int          // indexes of parameters, each after the parameters in its condition
+	index       map[string]int // index in parameters, by name
+	when        []*expression  // condition of each parameter; nil means always active
+	order       []int          // indexes of the parameters; a parameter comes after those in its condition
 	constraints []*expression
 	speculative map[string]any
 }
@@ -30,7 +30,7 @@ type Space struct {
 type DefinitionError struct {
 	Parameter  string // name of the wrong parameter; "" for a constraint
 	When       bool   // the mistake is in the parameter's condition
-	Constraint int    // 0-based index of the constraint, when Parameter is ""
+	Constraint int    // index of the constraint, from 0, if Parameter is ""
 	What       string // the mistake and the remedy
 }
 
@@ -53,9 +53,9 @@ func (all DefinitionErrors) Error() string {
 	return strings.Join(lo.Map(all, func(e *DefinitionError, _ int) string { return e.Error() }), "\n")
 }
 
-// New returns the space of the parameters. Constraints are expressions over their names; each must hold in every point.
-// speculative holds the keys of --speculative-config without the number of tokens; SpeculativeTokens needs it. defaults
-// becomes Space.Defaults, and may be nil. The error is DefinitionErrors.
+// New returns the space of the parameters. Constraints are expressions with their names; each must hold in every point.
+// speculative has the keys of --speculative-config, except the number of tokens. It is needed if SpeculativeTokens is a
+// parameter. defaults becomes Space.Defaults, and may be nil. The error is a DefinitionErrors.
 func New(parameters []Parameter, constraints []string, speculative map[string]any, defaults map[string]string) (*Space, error) {
 	s := &Space{
 		Defaults: defaults, parameters: slices.Clone(parameters), index: map[string]int{},
@@ -87,7 +87,7 @@ func New(parameters []Parameter, constraints []string, speculative map[string]an
 // Parameters returns the searched flags in their order. The caller must not change them.
 func (s *Space) Parameters() []Parameter { return s.parameters }
 
-// Parameter returns the searched flag of the name, or nil.
+// Parameter returns the searched flag with that name, or nil.
 func (s *Space) Parameter(name string) *Parameter {
 	if i, ok := s.index[name]; ok {
 		return &s.parameters[i]
@@ -119,7 +119,8 @@ func (s *Space) compile(constraints []string) (errs DefinitionErrors) {
 	return errs
 }
 
-// sortByCondition fills order, with each parameter after the parameters in its condition.
+// sortByCondition sets order, in which a parameter comes after those in its condition. It returns an error if
+// conditions depend on each other.
 func (s *Space) sortByCondition() DefinitionErrors {
 	const visiting, done = 1, 2
 	state := make([]int, len(s.parameters))
@@ -152,7 +153,7 @@ func (s *Space) sortByCondition() DefinitionErrors {
 	return nil
 }
 
-// speculationProblem returns the mistake in the parameter SpeculativeTokens, or "".
+// speculationProblem describes the mistake in the parameter SpeculativeTokens; "" if there is none.
 func (s *Space) speculationProblem(p *Parameter) string {
 	whole := p.Kind == Int && p.Min >= 0 || p.Kind == Categorical && !slices.ContainsFunc(p.Choices, func(c string) bool {
 		return !wholeNumber.MatchString(c)
@@ -178,10 +179,10 @@ var (
 	wholeNumber = regexp.MustCompile(`^[0-9]{1,9}$`)
 )
 
-// maxInt is the largest whole number that float64 tells apart from its neighbours.
+// maxInt is the limit up to which float64 holds all whole numbers exactly.
 const maxInt = 1 << 53
 
-// problem returns the mistake in the parameter alone, or "".
+// problem describes the mistake in the parameter itself; "" if there is none.
 func (p *Parameter) problem() string {
 	switch {
 	case !flagName.MatchString(p.Name):
@@ -246,7 +247,7 @@ func (p *Parameter) choicesProblem() string {
 	return ""
 }
 
-// Nearest returns the name with the fewest typing errors from word, or "" when none is near.
+// Nearest returns the name that differs from word by the fewest typing errors; "" if all differ too much.
 func Nearest(word string, names []string) string {
 	best, least := "", len(word)/4+2
 	for _, name := range names {
@@ -257,7 +258,7 @@ func Nearest(word string, names []string) string {
 	return best
 }
 
-// DidYouMean returns the remedy for an unknown word: the nearest name, or else all names.
+// DidYouMean returns advice for an unknown word: the nearest name, or all names if none is near.
 func DidYouMean(word string, names []string) string {
 	if best := Nearest(word, names); best != "" {
 		return fmt.Sprintf("did you mean %q?", best)

@@ -15,29 +15,30 @@ import (
 	"github.com/expr-lang/expr/vm"
 )
 
-// functions are the only functions of an expression. The library also has a clock, but an expression must depend on the
-// point alone.
+// functions are the only functions that an expression may use. The library also has a clock, for example, but an
+// expression must depend only on the point.
 var functions = []string{"min", "max", "abs", "floor", "ceil"}
 
-// reserved are the words of an expression that cannot be flags.
+// reserved are words with a meaning in expressions, so they cannot be names of flags.
 var reserved = append([]string{"and", "or", "not", "in", "true", "false"}, functions...)
 
 // An expression is a condition or a constraint.
 type expression struct {
-	text    string   // as the user wrote it
+	text    string   // as written by the user
 	names   []string // flags in the text, sorted
 	program *vm.Program
 }
 
-// A vocabulary holds the words that an expression may use.
+// A vocabulary has the words that an expression may use.
 type vocabulary struct {
 	names   []string       // flags, longest first
-	types   types.Map      // type of each flag, by its identifier
-	choices []string       // texts that need quotes in an expression
-	token   *regexp.Regexp // a quoted text, a number, a flag, or another word
+	types   types.Map      // type of each flag, by identifier
+	choices []string       // values of parameters; they need quotes in an expression
+	token   *regexp.Regexp // matches a quoted text, a number, a flag or another word
 }
 
-// flagWithoutDot matches a flag that an expression can name. --compilation-config.mode is not one.
+// flagWithoutDot matches a flag that an expression can use. A flag with a dot, such as compilation-config.mode, cannot
+// be used.
 var flagWithoutDot = regexp.MustCompile(`^[A-Za-z](?:[\w-]*\w)?$`)
 
 func newVocabulary(parameters []Parameter, defaults map[string]string) vocabulary {
@@ -57,7 +58,7 @@ func newVocabulary(parameters []Parameter, defaults map[string]string) vocabular
 	slices.SortFunc(v.names, func(a, b string) int { return cmp.Or(cmp.Compare(len(b), len(a)), cmp.Compare(a, b)) })
 	tokens := []string{`"(?:\\.|[^"\\])*"?`, `'(?:\\.|[^'\\])*'?`, "`[^`]*`?", `[0-9][\w.]*`}
 	for _, name := range v.names {
-		if flagWithoutDot.MatchString(name) { // an underscore counts as a dash, as in vLLM
+		if flagWithoutDot.MatchString(name) { // an underscore means the same as a dash, as in vLLM
 			tokens = append(tokens, strings.ReplaceAll(name, "-", "[-_]")+`\b`)
 		}
 	}
@@ -65,11 +66,11 @@ func newVocabulary(parameters []Parameter, defaults map[string]string) vocabular
 	return v
 }
 
-// identifier returns the name of a flag in the compiled expression. It is as long as the flag's name, so that columns in
-// errors stay right.
+// identifier returns the name of a flag in the compiled expression. It has the same length as the flag's name, so that
+// the columns in error messages are right.
 func identifier(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
-// compile compiles an expression. Flags keep their dashes: the dash of max-num-seqs is not a minus.
+// compile compiles an expression. Users write flags with dashes, so the dashes of max-num-seqs are not read as minus.
 func (v vocabulary) compile(text string) (*expression, error) {
 	source, names, err := v.rewrite(text)
 	if err != nil {
@@ -91,7 +92,7 @@ func (v vocabulary) compile(text string) (*expression, error) {
 	return &expression{text: text, names: names, program: program}, nil
 }
 
-// withFlagNames replaces the identifiers in a message of the compiler by the names of the flags.
+// withFlagNames replaces the identifiers in a message of the compiler by the flags' names.
 func (v vocabulary) withFlagNames(names []string, message string) string {
 	for _, name := range names {
 		message = strings.ReplaceAll(message, identifier(name), name)
@@ -99,7 +100,8 @@ func (v vocabulary) withFlagNames(names []string, message string) string {
 	return message
 }
 
-// rewrite replaces each flag by its identifier and returns the flags. It takes the longest flag first, and only whole words.
+// rewrite replaces each flag in the text by its identifier, and returns the flags. It tries long flags first, and
+// replaces only whole words.
 func (v vocabulary) rewrite(text string) (source string, names []string, err error) {
 	source = v.token.ReplaceAllStringFunc(text, func(word string) string {
 		name := strings.ReplaceAll(word, "_", "-")
@@ -125,7 +127,7 @@ func (v vocabulary) unknownFlag(word string) error {
 	return fmt.Errorf("unknown flag %q; %s", word, DidYouMean(word, names))
 }
 
-// holds reports whether the expression is true, and whether lookup knows every flag in it.
+// holds reports whether the expression is true. known is false if lookup does not know one of its flags.
 func (e *expression) holds(lookup func(name string) (any, bool)) (holds, known bool, err error) {
 	env := make(map[string]any, len(e.names))
 	for _, name := range e.names {
@@ -146,7 +148,7 @@ func (e *expression) holds(lookup func(name string) (any, bool)) (holds, known b
 	return holds, true, nil
 }
 
-// parseLiteral returns a text as an int, a float64 or a bool if it is one, and else as a string.
+// parseLiteral converts a text to an int, a float64 or a bool. If that is not possible, it returns the text.
 func parseLiteral(text string) any {
 	if n, err := strconv.Atoi(text); err == nil {
 		return n
@@ -160,7 +162,7 @@ func parseLiteral(text string) any {
 	return text
 }
 
-// exprType returns the type of the parameter's values in expressions, or Any for choices of several types.
+// exprType returns the type of the parameter's values in expressions. It is Any if the choices have several types.
 func (p *Parameter) exprType() types.Type {
 	switch p.Kind {
 	case Float:
@@ -188,7 +190,8 @@ func (p *Parameter) exprType() types.Type {
 
 func isNumber(t types.Type) bool { return t.Equal(types.Int) || t.Equal(types.Float64) }
 
-// value returns the parameter's value in expressions, and whether the text is legal for its type.
+// value converts a text to the parameter's value in expressions. The second result is false if the text does not fit
+// the type.
 func (p *Parameter) value(text string) (any, bool) {
 	want := p.exprType()
 	switch {

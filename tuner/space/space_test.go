@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// realistic returns a space with every kind of parameter, a constraint, and two conditions, one of which depends on the other.
+// realistic returns a space with every kind of parameter, a constraint and two conditions. One of the conditions
+// depends on the other.
 func realistic(t testing.TB) *Space {
 	t.Helper()
 	s, err := New([]Parameter{
@@ -179,10 +180,10 @@ func TestConstraintsSeeTheFixedArgs(t *testing.T) {
 	}
 }
 
-// TestSampleAndUnitAreInverse tries random legal points and both corners of the cube.
+// TestSampleAndUnitAreInverse tests random legal points, and the points with all u = 0 and all u = 1.
 func TestSampleAndUnitAreInverse(t *testing.T) {
 	s := realistic(t)
-	s.constraints = nil // Sample does not look at constraints
+	s.constraints = nil // Sample ignores constraints
 	r := rand.New(rand.NewPCG(1, 2))
 	for n := range 2000 {
 		u := make([]float64, len(s.Parameters()))
@@ -215,7 +216,7 @@ func TestEveryValueHasItsShare(t *testing.T) {
 	tests := []struct {
 		name string
 		p    Parameter
-		want []string // each equally often
+		want []string // expected values, each equally often
 	}{
 		{"both ends of an int", Parameter{Kind: Int, Min: 0, Max: 3}, []string{"0", "1", "2", "3"}},
 		{"an int in steps that do not reach the end", Parameter{Kind: Int, Min: 1, Max: 10, Step: 4}, []string{"1", "5", "9"}},

@@ -7,12 +7,13 @@ import (
 	"strings"
 )
 
-// significantDigits is the precision of a Float without a step. No flag of vLLM needs more.
+// significantDigits is the precision of a Float without a step, in decimal digits. No flag of vLLM needs more.
 const significantDigits = 6
 
-// Sample maps the unit cube to a point: one u in [0, 1] for each parameter, in order. Every legal value of a parameter,
-// both ends included, has an equal part of [0, 1]; on a logarithmic scale parts are equal in the logarithm.
-// Sample drops parameters whose condition does not hold. It does not look at constraints; Check does. NaN counts as 0.5.
+// Sample maps the unit cube to points. u has one number in [0, 1] for each parameter, in order. Each legal value of a
+// parameter, including both ends, has an equally large part of [0, 1]; on a logarithmic scale, the parts are equal in
+// the logarithm. Sample drops parameters whose condition does not hold. It ignores constraints; Check tests them. NaN
+// counts as 0.5.
 func (s *Space) Sample(u []float64) Point {
 	p := make(Point, len(s.parameters))
 	for i := range s.parameters {
@@ -26,8 +27,9 @@ func (s *Space) Sample(u []float64) Point {
 	return p
 }
 
-// Unit maps a point to the unit cube; Sample returns the same point again. A value outside its range goes to the nearer
-// end. If the point has no value for a parameter, or one that equals no choice, active is false and u is 0.5.
+// Unit maps a point to the unit cube, so that Sample(u) is the point again. A value outside its range becomes the
+// nearer end of the range. If the point has no value for a parameter, or the value is not one of its choices, active is
+// false and u is 0.5.
 func (s *Space) Unit(p Point) (u []float64, active []bool) {
 	u, active = make([]float64, len(s.parameters)), make([]bool, len(s.parameters))
 	for i := range s.parameters {
@@ -41,8 +43,8 @@ func (s *Space) Unit(p Point) (u []float64, active []bool) {
 	return u, active
 }
 
-// Levels returns up to n different values for a grid, with both ends and evenly spread on Sample's scale. It returns all
-// choices, whatever n is.
+// Levels returns up to n different values for a grid. They include both ends of the range, and are evenly spaced on the
+// scale of Sample. For a parameter with choices, it ignores n and returns all of them.
 func (p *Parameter) Levels(n int) []string {
 	if choices := p.choices(); choices != nil {
 		return slices.Clone(choices)
@@ -86,14 +88,15 @@ func (p *Parameter) at(u float64) string {
 	low, high := p.logEnds(n)
 	x := math.Exp(low + u*(high-low))
 	k := max(0, min(n-1, math.Floor((x-p.Min)/p.step())))
-	// Values meet at their geometric mean.
+	// The limit between two values is their geometric mean.
 	if k < n-1 && x > math.Sqrt(p.number(k)*p.number(k+1)) {
 		k++
 	}
 	return p.text(k)
 }
 
-// unit is the inverse of at. It returns the middle of the value's part of [0, 1], and whether the value has one.
+// unit is the inverse of at. It returns the middle of the part of [0, 1] that belongs to the value. The second result
+// is false if the value has no such part.
 func (p *Parameter) unit(text string) (float64, bool) {
 	if choices := p.choices(); choices != nil {
 		i := slices.Index(choices, p.canonical(text))
@@ -122,7 +125,7 @@ func (p *Parameter) unit(text string) (float64, bool) {
 	return (math.Log(p.number(k)) - low) / (high - low), true
 }
 
-// choices returns the legal values, or nil for Float and Int.
+// choices returns the list of legal values; nil for Float and Int.
 func (p *Parameter) choices() []string {
 	switch p.Kind {
 	case Float, Int:
@@ -153,21 +156,21 @@ func (p *Parameter) count() float64 {
 // number returns the k-th legal value.
 func (p *Parameter) number(k float64) float64 { return p.Min + k*p.step() }
 
-// logEnds returns the logarithms between which n >= 2 values lie. The first and the last value reach as far outwards as
-// inwards, so that they are as likely as their neighbours.
+// logEnds returns the smallest and largest logarithm that belong to n >= 2 values. The parts of the first and the last
+// value extend as far outwards as inwards, so that these values are about as likely as their neighbours.
 func (p *Parameter) logEnds(n float64) (low, high float64) {
 	first, second := p.number(0), p.number(1)
 	last, beforeLast := p.number(n-1), p.number(n-2)
 	return math.Log(first) - math.Log(second/first)/2, math.Log(last) + math.Log(last/beforeLast)/2
 }
 
-// text returns the k-th legal value as vLLM reads it. It has no more decimals than the range and the step have, so that
-// 0.8 + 13 * 0.01 is 0.93.
+// text returns the k-th legal value as a text for vLLM. It has no more decimals than the start of the range and the
+// step, so that 0.8 + 13 * 0.01 is exactly 0.93.
 func (p *Parameter) text(k float64) string {
 	return formatNumber(rounded(p.number(k), 'f', max(decimals(p.Min), decimals(p.step()))))
 }
 
-// continuousText returns the value of a Float without a step at u.
+// continuousText returns the value at u of a Float without a step.
 func (p *Parameter) continuousText(u float64) string {
 	v := p.Min + u*(p.Max-p.Min)
 	if p.Log {
@@ -176,7 +179,7 @@ func (p *Parameter) continuousText(u float64) string {
 	return formatNumber(max(p.Min, min(p.Max, rounded(v, 'g', significantDigits))))
 }
 
-// rounded returns a number as it is read from its text in a format of strconv.
+// rounded rounds a number to the precision of a format of strconv.
 func rounded(v float64, format byte, precision int) float64 {
 	r, _ := strconv.ParseFloat(strconv.FormatFloat(v, format, precision, 64), 64)
 	return r
@@ -184,7 +187,7 @@ func rounded(v float64, format byte, precision int) float64 {
 
 func formatNumber(v float64) string { return strconv.FormatFloat(v, 'f', -1, 64) }
 
-// decimals returns how many decimal places a number has.
+// decimals returns the number of decimal places of v.
 func decimals(v float64) int {
 	_, places, _ := strings.Cut(formatNumber(v), ".")
 	return len(places)

@@ -15,7 +15,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// check adds the problems that need more than one setting to see.
+// check adds the problems that depend on more than one setting.
 func (d *decoder) check(f *File) {
 	d.checkNames(f)
 	d.checkServer(f)
@@ -60,8 +60,9 @@ func (d *decoder) checkServer(f *File) {
 	}
 }
 
-// checkLimits finds limits that can never be broken first. A higher percentile of one metric is never below a lower one,
-// so its limit must not be below either.
+// checkLimits adds a problem if there is no latency limit, or if a limit can have no effect. A higher percentile of a
+// metric is never below a lower percentile. So if the higher percentile has the lower limit, the other limit has no
+// effect.
 func (d *decoder) checkLimits(f *File) {
 	isLatency := func(path string) bool { return strings.HasPrefix(path, "slo.") && path != "slo.error_rate" }
 	if m, ok := d.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(sortedKeys(d.keys), isLatency) {
@@ -104,7 +105,7 @@ func (d *decoder) checkProbe(f *File) {
 	}
 }
 
-// checkEnough finds limits whose percentile needs more requests than a probe at the lowest rate has.
+// checkEnough adds a problem if a limit's percentile needs more requests than a probe at the lowest rate has.
 func (d *decoder) checkEnough(f *File) {
 	least, limit := f.SLO.MinRequests()
 	n := max(f.Probe.MinRequests, int(f.Probe.Window.Seconds()*f.Probe.MinRate))
@@ -119,7 +120,7 @@ func (d *decoder) checkEnough(f *File) {
 		limit, least, n, least)
 }
 
-// checkLoad refuses a driver that the study cannot use, and fills in the default command.
+// checkLoad adds a problem if the study cannot use the driver. It also sets the default command.
 func (d *decoder) checkLoad(f *File) {
 	l := &f.Load
 	given := d.nodes["load.command"] != nil
@@ -140,27 +141,28 @@ func (d *decoder) checkLoad(f *File) {
 	}
 }
 
-// tunerFlags are the flags that the tuner sets itself, each with what the user does instead.
+// tunerFlags are the flags that the user may not set, each with the advice what to do instead.
 var tunerFlags = map[string]string{
 	"model": "the key model sets it; remove it here",
 	"port":  "server.port sets it; remove it here",
 	"host":  "the server always listens on the loopback address; remove it",
-	// The values of these two would be stored with the study.
+	// These two flags are not allowed because their values would be stored with the study.
 	"api-key":  "the tuner's own server needs none; remove it",
 	"hf-token": "a secret would be stored with the study; set HF_TOKEN under server.env",
 }
 
-// checkArgs finds flags in server.args and server.current that the tuner sets itself, and searched flags in server.args.
+// checkArgs adds a problem for each flag in server.args and server.current that the user may not set. It also adds a
+// problem for each searched flag in server.args.
 func (d *decoder) checkArgs(f *File) {
 	d.checkFlags(f, "server.args", words("server.args"), f.Server.Args, true)
 	d.checkFlags(f, "server.current", words("server.current"), f.Server.Current, false)
 }
 
-// words returns a function for the path of each word of a list.
+// words returns a function that returns the path of the i-th word of a list.
 func words(path string) func(i int) string { return func(i int) string { return itemPath(path, i) } }
 
-// checkFlags finds flags in one list that the tuner sets itself. In a fixed list it finds searched flags too. at returns
-// the path of the list's i-th word. checkFlags returns the flags, or none after adding an error.
+// checkFlags adds a problem for each flag in args that the user may not set. If isFixed, searched flags are problems
+// too. at(i) returns the path of the i-th word. The result has the flags; it is nil if args are not valid.
 func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, isFixed bool) []space.Flag {
 	flags, err := space.Flags(args)
 	if err != nil {
@@ -180,7 +182,7 @@ func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args [
 	return flags
 }
 
-// qualityFlags change what the model answers, not only how fast.
+// qualityFlags change the answers of the model, not only its speed.
 var qualityFlags = []string{"quantization", "kv-cache-dtype", "dtype"}
 
 func (d *decoder) checkQuality(f *File) {
@@ -191,7 +193,8 @@ func (d *decoder) checkQuality(f *File) {
 	}
 }
 
-// checkSpeculation refuses to measure speculation on dummy weights or random tokens, where the share of accepted drafts means nothing.
+// checkSpeculation adds a problem if speculation would be measured on dummy weights or random tokens. The share of
+// accepted drafts has no meaning there.
 func (d *decoder) checkSpeculation(f *File) {
 	const parameter, flag = "parameters." + space.SpeculativeTokens, "speculative-config"
 	searched := slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == space.SpeculativeTokens })
@@ -200,11 +203,11 @@ func (d *decoder) checkSpeculation(f *File) {
 	}
 	if f.AllowMeaninglessSpeculation {
 		if d.nodes["speculation.min_acceptance"] == nil {
-			f.Speculation.MinAcceptance = 0 // a meaningless acceptance must not end a trial
+			f.Speculation.MinAcceptance = 0 // the acceptance has no meaning, so it must not end a trial
 		}
 		return
 	}
-	flags := space.FlagValues(slices.Concat(f.Server.Current, f.Server.Args)) // of equal flags the last counts
+	flags := space.FlagValues(slices.Concat(f.Server.Current, f.Server.Args)) // if a flag is given twice, the last value counts
 	if searched {
 		d.meaninglessSpeculation(f, parameter, flags)
 	} else if _, fixed := flags[flag]; fixed {
@@ -220,7 +223,8 @@ func (d *decoder) checkSpeculation(f *File) {
 	}
 }
 
-// meaninglessSpeculation refuses speculation on dummy weights and on random tokens. flags are the server's, by name.
+// meaninglessSpeculation adds a problem if the server has dummy weights or the workload has random tokens. flags has
+// the server's flags by name.
 func (d *decoder) meaninglessSpeculation(f *File, at string, flags map[string]string) {
 	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
 	if flags["load-format"] == "dummy" {
@@ -231,13 +235,14 @@ func (d *decoder) meaninglessSpeculation(f *File, at string, flags map[string]st
 	}
 }
 
-// checkSpace finds mistakes in the parameters, their conditions, the constraints and server.current.
+// checkSpace adds the problems of the parameters, their conditions, the constraints and server.current.
 func (d *decoder) checkSpace(f *File) {
 	sound := true
 	parameters := slices.Clone(f.Parameters)
 	for i, p := range parameters {
 		if d.unread(p.Name) {
-			// Expressions may name this parameter, and its problem is reported already. Choices of two types fit any expression.
+			// The problem of this parameter is already reported. Expressions may use it, so it gets choices of two
+			// types, which fit any expression.
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
@@ -259,13 +264,13 @@ func (d *decoder) checkSpace(f *File) {
 	}
 }
 
-// unread reports whether a parameter could not be read. Its problem has been added then.
+// unread reports whether a parameter could not be read. If so, its problem was already added.
 func (d *decoder) unread(parameter string) bool {
 	n, given := d.nodes["parameters."+parameter]
 	return given && n == nil
 }
 
-// checkCurrent reads server.current flag by flag, so that each error has its line and column.
+// checkCurrent checks each flag of server.current separately, so that each problem has a line and column.
 func (d *decoder) checkCurrent(f *File, s *space.Space) {
 	flags, err := space.Flags(f.Server.Current)
 	if err != nil {
@@ -282,8 +287,9 @@ func (d *decoder) checkCurrent(f *File, s *space.Space) {
 	}
 }
 
-// readDynamo replaces the command of a Dynamo worker by `vllm serve` with the same engine flags, and moves Dynamo's own
-// flags from the args to Server.Dynamo. It runs last, because the checks report problems by their place in the file.
+// readDynamo replaces the command of an NVIDIA Dynamo worker by `vllm serve` with the same engine flags. It moves
+// Dynamo's own flags from the args to Server.Dynamo. It must run last: the other checks report the place of a flag in
+// the file, and moving flags changes their indexes.
 func (d *decoder) readDynamo(f *File) {
 	s := &f.Server
 	worker, ok := serverctl.DynamoWorker(s.Command)

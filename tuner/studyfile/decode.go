@@ -15,8 +15,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Parse reads the text of a study file. name is the file's path: errors show it, and the path of a dataset is relative to it.
-// The error is an *Error with every problem.
+// Parse parses the text of a study file. name is the path of the file. Errors show it, and the path of a dataset is
+// relative to its directory. The error is an *Error with every problem.
 func Parse(name string, text []byte) (*File, error) {
 	text = bytes.TrimPrefix(text, []byte("\ufeff")) // the byte order mark that editors on Windows write
 	d := &decoder{
@@ -37,10 +37,10 @@ func Parse(name string, text []byte) (*File, error) {
 	return f, nil
 }
 
-// A table holds the reader of each known key of a mapping.
+// A table maps each known key of a YAML mapping to the reader of its value.
 type table map[string]reader
 
-// keysOf returns the top-level keys.
+// keysOf returns the table of the top-level keys.
 func (d *decoder) keysOf(f *File) table {
 	return table{
 		"version":                       d.version,
@@ -81,10 +81,11 @@ func (d *decoder) keysOf(f *File) table {
 	}
 }
 
-// missing adds a problem for each required key that the file lacks.
+// missing adds a problem for each required key that is not in the file. It ignores a key that seems to be misspelt,
+// because that is a problem already.
 func (d *decoder) missing(known []string) {
 	if len(d.keys) == 0 && len(d.found) > 0 {
-		return // the file is not a mapping, which is reported already
+		return // the file is not a mapping, and this is already reported
 	}
 	for _, key := range []struct{ name, example string }{
 		{"version", "version: 1"},
@@ -147,7 +148,8 @@ func (d *decoder) probe(p *Probe) table {
 
 var envName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// env reads the environment. A secret must be a reference, so that neither the file nor the store ever holds one.
+// env reads the environment variables. A secret must be a ${NAME} reference, so that neither the file nor the store has
+// secrets.
 func (d *decoder) env(s *Server) reader {
 	return func(path string, n ast.Node) {
 		s.Env = map[string]string{}
@@ -179,7 +181,7 @@ var (
 	vllmKey    = regexp.MustCompile(`^p([0-9.]+)_(ttft|tpot|itl|e2e)l?(_ms)?$`)
 )
 
-// slo reads the limits: any percentile of a latency, and the share of requests that may fail.
+// slo reads the limits on percentiles of latencies, and on the share of failed requests.
 func (d *decoder) slo(f *File) reader {
 	return func(path string, n ast.Node) {
 		for _, e := range d.entries(path, n) {
@@ -231,10 +233,11 @@ func latencyRemedy(key string) string {
 	return "write ttft, tpot, itl or e2e with a percentile, such as ttft_p99, or error_rate"
 }
 
-// maxTokens is far above any context, vocabulary or dataset.
+// maxTokens is the limit for numbers of tokens and of requests. It is far above any real context, vocabulary or
+// dataset.
 const maxTokens = 100_000_000
 
-// speculative reads the keys of --speculative-config.
+// speculative reads speculative_config, which has the keys of --speculative-config.
 func (d *decoder) speculative(f *File) reader {
 	return func(path string, n ast.Node) {
 		config, ok := d.jsonValue(path, n).(map[string]any)
@@ -246,6 +249,6 @@ func (d *decoder) speculative(f *File) reader {
 	}
 }
 
-// Rates outside these bounds are typing errors: minRate is one request in 17 minutes, and no server reaches maxRate.
-// Both are in requests per second.
+// minRate and maxRate are in requests per second. A rate outside them must be a typing error: minRate is one request in
+// 17 minutes, and no server reaches maxRate.
 const minRate, maxRate = 0.001, 1e6

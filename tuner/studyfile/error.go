@@ -11,26 +11,26 @@ import (
 	"unicode/utf8"
 )
 
-// ErrUnreadable means that the study file does not exist or that this user may not read it.
+// ErrUnreadable means that the study file does not exist, or that the user may not read it.
 var ErrUnreadable = errors.New("read study file")
 
 // An Error lists every problem of a study file.
 type Error struct {
 	Path     string
-	Problems []Problem // by line and column
+	Problems []Problem // sorted by line and column
 }
 
 // A Problem is one mistake in a study file, with its place.
 type Problem struct {
-	Line, Column int    // from 1
-	What         string // the mistake; what to write instead
-	Source       string // the line, or "" if it may hold a secret
+	Line, Column int    // both count from 1
+	What         string // the mistake, and what to write instead
+	Source       string // text of the line; "" if it may hold a secret
 }
 
-// maxProblems is how many problems are printed; the rest are counted.
+// maxProblems is how many problems are printed. The others are only counted.
 const maxProblems = 20
 
-// Error returns each problem as path:line:column with the line and a caret under the column.
+// Error returns a text with each problem: path:line:column, the mistake, and the line with a caret below the column.
 func (e *Error) Error() string {
 	var out strings.Builder
 	for i, p := range e.Problems {
@@ -58,7 +58,7 @@ type problems struct {
 
 func (p *problems) add(line, column int, what string) {
 	problem := Problem{Line: max(line, 1), Column: max(column, 1), What: printable(what)}
-	// The line above may name a secret whose value is on this line.
+	// The previous line may have the name of a secret, and this line its value.
 	afterSecret := problem.Line > 1 && problem.Line-1 <= len(p.lines) && mayShowSecret(p.lines[problem.Line-2])
 	if problem.Line <= len(p.lines) && !afterSecret {
 		problem.Source = shown(p.lines[problem.Line-1], problem.Column)
@@ -68,7 +68,7 @@ func (p *problems) add(line, column int, what string) {
 	}
 }
 
-// err returns an *Error, or nil when nothing is wrong.
+// err returns an *Error, or nil if there are no problems.
 func (p *problems) err() error {
 	if len(p.found) == 0 {
 		return nil
@@ -79,19 +79,20 @@ func (p *problems) err() error {
 	return &Error{Path: p.path, Problems: p.found}
 }
 
-// maxShown is the longest line that is printed, in bytes. A longer line wraps, and the caret below it points nowhere.
+// maxShown is the longest line that is printed, in bytes. A terminal would wrap a longer line, and the caret would be
+// in the wrong place.
 const maxShown = 160
 
-// mayBeSecret matches a line that gives a value to a name that sounds like a secret. Names that end in lower-case "tokens"
-// are keys of the study file and hold numbers, so only TOKENS in capitals counts.
+// mayBeSecret matches a line that gives a value to a name that sounds like a secret. Keys of the study file that end in
+// lower-case "tokens" have numbers as values, so only TOKENS in capitals matches.
 var mayBeSecret = regexp.MustCompile(
 	`(?i:token|keys?|secrets?|password|passwd|credentials?)["']?\s*[:=,]|TOKENS["']?\s*[:=]|(?i:api[-_]?key|hf[-_]token)` +
 		`|(?i:pass|passphrase|_pwd|cookies?|auth|authorization|auth_[a-z]+)["']?\s*[:=]`)
 
-// mayShowSecret reports whether a line names a secret or looks like one.
+// mayShowSecret reports whether a line may contain a secret, by a name or by its form.
 func mayShowSecret(line string) bool { return mayBeSecret.MatchString(line) || secretValue(line) }
 
-// shown returns a line as it is printed below its problem, or "" if it must not be printed.
+// shown returns the text of a line for printing below its problem; "" if it must not be printed.
 func shown(line string, column int) string {
 	if column > utf8.RuneCountInString(line)+1 || len(line) > maxShown || mayShowSecret(line) {
 		return ""
@@ -103,7 +104,7 @@ func shown(line string, column int) string {
 	return line
 }
 
-// printable replaces characters that would move a terminal's cursor.
+// printable replaces characters that are not printable by spaces, because some would move the cursor of a terminal.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

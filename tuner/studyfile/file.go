@@ -1,5 +1,5 @@
-// Package studyfile reads the YAML file of a study into typed settings, and reports each mistake with its line and column.
-// It opens the study file and the model's config.json, no other file, and it starts nothing.
+// Package studyfile reads the YAML file of a study into typed settings, and reports each mistake with its line and
+// column. It opens only the study file and the model's config.json, and never starts a program.
 package studyfile
 
 import (
@@ -16,13 +16,13 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Version is the only version of the format.
+// Version is the only version of the file format so far.
 const Version = 1
 
-// A File is one study as its file describes it, with the defaults filled in. All settings are legal and fit each other.
+// A File has the settings of a study file, with defaults for missing keys. All settings are legal and fit together.
 type File struct {
 	Path string // path of the file, as the user gave it
-	Text string // text of the file; it holds no secret
+	Text string // text of the file; it contains no secret
 
 	Name  string // name of the study
 	Model string // Hugging Face id, or path of a directory
@@ -31,15 +31,15 @@ type File struct {
 
 	SLO slo.SLO // limits in the order of the file
 
-	Workload workload.Spec // as written; WorkloadSpec completes it
+	Workload workload.Spec // as in the file; WorkloadSpec returns it with missing values filled in
 	Load     Load
 
-	Parameters  []space.Parameter // in the order of the file
-	Speculative map[string]any    // keys of --speculative-config except the number of tokens; nil when not given
+	Parameters  []space.Parameter // searched flags in the order of the file
+	Speculative map[string]any    // keys of --speculative-config except the number of tokens; nil if not given
 	Constraints []string
 
-	AllowQualityChange          bool // flags that change the answers may be searched
-	AllowMeaninglessSpeculation bool // speculation may be measured on dummy weights or random tokens
+	AllowQualityChange          bool // allow a search of flags that change the answers
+	AllowMeaninglessSpeculation bool // allow speculation on dummy weights or random tokens
 
 	Speculation Speculation
 
@@ -48,38 +48,39 @@ type File struct {
 	Probe   Probe
 	Cache   Cache
 	Advice  Advice
-	Sweep   *Sweep // what `tuner sweep` measures; nil when not given
+	Sweep   *Sweep // settings of `tuner sweep`; nil if not given
 }
 
-// Server says what to start.
+// Server says how to start the server.
 type Server struct {
-	Command      []string          // the tuner appends the model and the flags; nil when simulated
-	Simulate     string            // profile of the simulated server; "" when real
+	Command      []string          // command, to which the tuner appends the model and the flags; nil if simulated
+	Simulate     string            // profile of the simulated server; "" for a real server
 	Args         []string          // flags of every trial
-	Current      []string          // flags that the user runs today, without Args; nil when not given
-	Env          map[string]string // added to the tuner's own environment; Environment replaces the ${NAME} references in it
+	Current      []string          // flags that the user's server has today, without Args; nil if not given
+	Env          map[string]string // variables to add to the tuner's own environment, with ${NAME} references; Environment replaces them
 	StartTimeout time.Duration
 	StopTimeout  time.Duration
-	HangTimeout  time.Duration // the server hangs when requests run and no token comes for this long
+	HangTimeout  time.Duration // the server counts as hanging if requests run but no token comes for this long
 	Port         int           // 0 means any free port
 
-	GPU              string        // where GPU readings come from: "" or a path for nvidia-smi, the URL of a DCGM exporter, or NoGPU
+	GPU              string        // source of GPU readings: "" for nvidia-smi, its path, the URL of a DCGM exporter, or NoGPU
 	GPUMemoryTimeout time.Duration // how long a stopped server may take to release its GPU memory
-	CacheDir         string        // directory for compiled graphs, shared by all trials; "" leaves the choice to the server
-	ModelCopy        string        // local directory to which the model is copied once; "" reads the model in place
+	CacheDir         string        // directory for compiled graphs, shared by all trials; "" means the server's own default
+	ModelCopy        string        // local directory to which the model is copied once; "" means no copy
 
-	Dynamo []string // flags of NVIDIA Dynamo itself, taken out of Command and Args
+	Dynamo []string // flags of NVIDIA Dynamo itself, which were removed from Command and Args
 }
 
-// NoGPU is the value of Server.GPU that turns GPU readings off.
+// NoGPU is the value of Server.GPU that switches GPU readings off.
 const NoGPU = "none"
 
-// Load says which program sends the requests.
+// Load says which program sends the requests, and how.
 type Load struct {
 	Driver  string   // TunerBench or VLLMBench
 	Command []string // command of VLLMBench; the tuner appends the options
 
-	// Burstiness is the shape of the gaps between arrivals: 1 is Poisson, below it is burstier, above it smoother. 0 means 1.
+	// Burstiness is the shape of the distribution of gaps between arrivals: 1 is Poisson, less is burstier, more is
+	// smoother. 0 means 1.
 	Burstiness float64
 }
 
@@ -101,51 +102,52 @@ type Sampler struct {
 // Samplers are the legal names of a Sampler.
 var Samplers = []string{"tpe", "random", "grid"}
 
-// Budget is what the study may spend.
+// Budget limits what the study may spend.
 type Budget struct {
 	Trials  int
 	GPUTime time.Duration
 }
 
-// Probe says how one rate is measured, and how the capacity is searched.
+// Probe says how one rate is measured, and how the search for the capacity works.
 type Probe struct {
-	Window      time.Duration // a window lasts at least this long
-	MinRequests int           // and until this many requests are due
-	LeadIn      time.Duration // load that is not counted, before the window; negative when not given: see trial.DefaultLeadIn
-	StartRate   float64       // first rate of the first trial, requests per second; 0 derives it from the size of the KV cache
+	Window      time.Duration // shortest length of a window
+	MinRequests int           // fewest requests in a window
+	LeadIn      time.Duration // uncounted load before the window; negative if not given, which means trial.DefaultLeadIn
+	StartRate   float64       // first rate of the first trial, requests per second; 0 means a guess from the size of the KV cache
 	MinRate     float64       // requests per second
 	MaxRate     float64       // requests per second
-	Tolerance   float64       // the search stops when the failed rate / the passed rate - 1 is at most this
-	MaxProbes   int           // per trial
-	WorstCase   bool          // a measured server must survive the largest load that it admits
-	Precision   float64       // the search goes on until the 95 % interval is ± this part of the capacity; 0 stops at a bracket
+	Tolerance   float64       // the search stops if failed rate / passed rate - 1 is at most this
+	MaxProbes   int           // largest number of probes in a trial
+	WorstCase   bool          // every measured server must also survive the largest load that it admits
+	Precision   float64       // the search continues until the 95 % interval is ± this share of the capacity; 0 means that Tolerance decides
 }
 
-// A precision lies between these. A finer one takes days of load; a coarser one says nothing.
+// A precision must be between these limits. A smaller one would need days of load; a larger one would have no use.
 const MinPrecision, MaxPrecision = 0.005, 0.5
 
-// defaultPreciseProbes is MaxProbes when the file gives a precision and no max_probes.
+// defaultPreciseProbes is the default of MaxProbes if the file has a precision.
 const defaultPreciseProbes = 60
 
-// Advice says how far below the capacity the advised rate is.
+// Advice says how far the advised rate is below the capacity.
 type Advice struct {
-	Margin float64 // advised rate / lower end of the capacity's interval, above 0 and up to 1
+	Margin float64 // advised rate / lower end of the capacity's interval; above 0, at most 1
 }
 
-// Speculation says when a trial ends in its warm-up because too few drafted tokens were accepted.
+// Speculation says when a trial ends early because the server accepts too few drafted tokens.
 type Speculation struct {
-	MinAcceptance float64 // accepted / drafted tokens, 0 to 1; 0 measures every server
-	MinDrafted    int     // tokens that must be drafted before acceptance is judged
+	MinAcceptance float64 // lowest accepted / drafted tokens, 0 to 1; 0 means no limit
+	MinDrafted    int     // number of drafted tokens after which the acceptance is judged
 }
 
-// Cache says what the prefix cache holds when a probe begins.
+// Cache says what the prefix cache contains when a probe begins.
 type Cache struct {
-	Protocol  trial.Protocol // "" when not given; File.Protocol chooses then
+	Protocol  trial.Protocol // "" if not given; then File.Protocol chooses
 	PrimeRate float64        // requests per second while the cache is primed; 0 means Probe.StartRate
 }
 
-// defaults returns a File with every default. A probe has 300 requests, as the manual sweeps had. On the simulated H200
-// 300 requests alone read the capacity 22 % too high, so a window also lasts two minutes.
+// defaults returns a File with all default values. A probe has 300 requests, as in sweeps made by hand. With 300
+// requests only, the measured capacity of the simulated H200 was 22 % too high, so a window also lasts at least two
+// minutes.
 func defaults() *File {
 	return &File{
 		Workload: workload.Spec{Endpoint: workload.Completions},
@@ -168,10 +170,11 @@ func defaults() *File {
 //go:embed template.yaml
 var template string
 
-// Template returns the commented study file that `tuner init` prints: a 70B model on one H200.
+// Template returns the study file that `tuner init` prints, with comments. Its example is a 70B model on one H200.
 func Template() string { return template }
 
-// Read reads a study file. The error wraps ErrUnreadable, or is an *Error with the problems of a file that could be read.
+// Read reads a study file. The error wraps ErrUnreadable if the file cannot be read. Otherwise it is an *Error with the
+// problems in the file.
 func Read(path string) (*File, error) {
 	text, err := foreign.Read(path, maxRead)
 	switch {

@@ -12,7 +12,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// forms is the remedy for a parameter in an unknown form.
+// forms is the advice for a parameter that is written in an unknown form.
 const forms = "write {float: [0.8, 0.97], step: 0.01}, {int: [16, 1024], log: true}, a list of choices, or bool"
 
 // parameters reads the searched flags.
@@ -29,7 +29,8 @@ func (d *decoder) parameters(f *File) reader {
 			before := len(d.found)
 			p := space.Parameter{Name: name}
 			d.parameter(&p, at, e.value)
-			// The checks that follow would report a wrong parameter again. A nil node tells them to skip it; its name stays known.
+			// Later checks would report a wrong parameter again. A nil node tells them to skip it, but its name is
+			// still known.
 			if len(d.found) > before {
 				d.nodes[at] = nil
 			}
@@ -41,7 +42,7 @@ func (d *decoder) parameters(f *File) reader {
 	}
 }
 
-// parameter reads one searched flag in any of its forms.
+// parameter reads one searched flag, which may be a mapping, a list of choices or the word bool.
 func (d *decoder) parameter(p *space.Parameter, path string, n ast.Node) {
 	switch n := n.(type) {
 	case *ast.MappingNode, *ast.MappingValueNode:
@@ -88,7 +89,7 @@ func (d *decoder) parameterMapping(p *space.Parameter, path string, n ast.Node) 
 	}
 }
 
-// bounds reads a range.
+// bounds reads a range: a list of the smallest and the largest value.
 func (d *decoder) bounds(p *space.Parameter) reader {
 	return func(path string, n ast.Node) {
 		values := d.list(path, n)
@@ -104,7 +105,7 @@ func (d *decoder) bounds(p *space.Parameter) reader {
 	}
 }
 
-// choices reads the values of a flag as texts, which is how vLLM gets them.
+// choices reads the values of a flag as texts, because vLLM gets them as texts.
 func (d *decoder) choices(p *space.Parameter) reader {
 	return func(path string, n ast.Node) {
 		d.texts(&p.Choices)(path, n)
@@ -114,7 +115,7 @@ func (d *decoder) choices(p *space.Parameter) reader {
 	}
 }
 
-// jsonChoices reads JSON texts. A YAML mapping or list becomes JSON.
+// jsonChoices reads a list of JSON texts. It converts a YAML mapping or list to JSON.
 func (d *decoder) jsonChoices(p *space.Parameter) reader {
 	return func(path string, n ast.Node) {
 		for i, v := range d.list(path, n) {
@@ -122,13 +123,13 @@ func (d *decoder) jsonChoices(p *space.Parameter) reader {
 				p.Choices = append(p.Choices, text)
 				continue
 			}
-			text, _ := json.Marshal(d.jsonValue(itemPath(path, i), v)) // it makes only values of JSON
+			text, _ := json.Marshal(d.jsonValue(itemPath(path, i), v)) // no error: jsonValue returns only values that JSON has
 			p.Choices = append(p.Choices, string(text))
 		}
 	}
 }
 
-// describe returns a short text that changes whenever the parameter does. World stores it.
+// describe returns a short text for World. It changes whenever the parameter changes.
 func describe(p space.Parameter) string {
 	text := string(p.Kind)
 	switch p.Kind {

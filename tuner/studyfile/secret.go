@@ -10,34 +10,38 @@ import (
 )
 
 var (
-	// onlyReference matches a value that is one reference, such as ${TOKEN} or Bearer ${TOKEN}: the secret itself is not in the file.
+	// onlyReference matches a value that is only a reference, such as ${TOKEN} or Bearer ${TOKEN}. Then the secret
+	// itself is not in the file.
 	onlyReference = regexp.MustCompile(`^(?:(?:Bearer|Basic|Token) )?` + reference.String() + `$`)
 
-	// secretValues matches texts that look like a secret whatever their name is: a password in a URL, a bearer token, and
-	// password=… or token=… in a list of settings. It also matches keys of Hugging Face, OpenAI, NVIDIA and GitHub; vLLM's
-	// keys have OpenAI's form. A key has 16 characters or more, so that words such as hf_transfer do not match.
+	// secretValues matches texts that look like a secret, whatever the name of the variable is: a password in a URL, a
+	// bearer token, and password=… or token=… in a list of settings. It also matches keys of Hugging Face, OpenAI (and
+	// so of vLLM), NVIDIA and GitHub. A key must have at least 16 characters, so that words such as hf_transfer do not
+	// match.
 	secretValues = regexp.MustCompile(`(?i:[a-z][a-z0-9+.-]*://[^/\s:@]*:[^/\s@]+@` +
 		`|\bbearer[\s:]+[a-z0-9._~+/-]{8,}` +
 		`|(?:^|[?&;,\s])(?:password|passwd|pwd|secret|token|(?:access|api)[-_]?key)=[^\s&;]+)` +
 		`|(?:^|[^A-Za-z0-9_-])(?:hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,}|nvapi-[A-Za-z0-9_-]{16,}|gh[pousr]_[A-Za-z0-9]{16,})`)
 )
 
-// secretByName reports whether the name says that the value is a secret.
+// secretByName reports whether the name of a variable shows that the value is a secret. A reference is not a secret.
 func secretByName(name, value string) bool {
 	return !onlyReference.MatchString(value) && serverctl.LikelySecret(name, value)
 }
 
-// secretValue reports whether a text looks like a secret whatever its name is. A reference is no secret.
+// secretValue reports whether a text looks like a secret. A reference is not a secret.
 func secretValue(text string) bool {
 	return secretValues.MatchString(reference.ReplaceAllString(text, ""))
 }
 
-// isSecret reports whether the value of a variable must be a reference. If the name alone tells a secret, any value must.
+// isSecret reports whether the value of a variable must be replaced by a reference. If the name is a clear sign of a
+// secret, this holds for every value.
 func isSecret(name, value string) bool {
 	return serverctl.SecretName(name) && !onlyReference.MatchString(value) || secretByName(name, value) || secretValue(value)
 }
 
-// checkWord refuses a secret in a word of a command: as NAME=VALUE, the form of env(1), or as any text that looks like one.
+// checkWord adds a problem if a word of a command holds a secret: as NAME=VALUE, as for env(1), or as a text that looks
+// like a secret.
 func (d *decoder) checkWord(path string, n ast.Node, word string) {
 	name, value, pair := strings.Cut(word, "=")
 	pair = pair && envName.MatchString(name) && !strings.HasSuffix(name, "tokens") // max_num_batched_tokens=… in a constraint is a flag

@@ -8,7 +8,7 @@ import (
 
 const longKey = "abcdefghijklmnopqrstuvwxyz012345"
 
-// Which literal values of server.env count as secrets.
+// The rows say which literal values in server.env count as secrets.
 func TestSecretsInTheEnvironment(t *testing.T) {
 	for _, test := range []struct {
 		name, value string
@@ -25,9 +25,9 @@ func TestSecretsInTheEnvironment(t *testing.T) {
 		{"DATABASE_URL", "host=db user=me password=${PW}", false},
 		{"HTTPS_PROXY", "http://user:password@proxy:3128", true},
 		{"HTTPS_PROXY", "http://proxy:3128", false},
-		{"https_proxy", "user:password@proxy", false}, // not a URL; an address may have this form too
+		{"https_proxy", "user:password@proxy", false}, // accepted, because it is not a URL and an address may have this form
 		{"PASSPHRASE", "open sesame", true},
-		{"SSL_PASSPHRASE_FILE", "/run/x", true}, // no secret, but better refused; the path can be a reference
+		{"SSL_PASSPHRASE_FILE", "/run/x", true}, // not a secret, but refused to be safe; the user can write the path as a reference
 		{"PGPASS", "secret", true},
 		{"MYSQL_PWD", "secret", true},
 		{"PWD", "/work", false},
@@ -60,7 +60,7 @@ func TestSecretsInTheEnvironment(t *testing.T) {
 	}
 }
 
-// Which words of a command or of args count as secrets.
+// The rows say which words of a command or of args count as secrets.
 func TestSecretsInWords(t *testing.T) {
 	for _, test := range []struct {
 		word    string
@@ -93,7 +93,7 @@ func TestSecretsInWords(t *testing.T) {
 	}
 }
 
-// checkRefused checks that a secret is refused at its place and does not appear in the message.
+// checkRefused checks that a secret is refused, with its line and column, and that the message does not contain it.
 func checkRefused(t *testing.T, what, path string, err error, refused bool) {
 	t.Helper()
 	message := fmt.Sprint(err)

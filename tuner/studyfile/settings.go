@@ -17,16 +17,16 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// Space returns the searched flags. Constraints may also name flags in server.args.
+// Space returns the space of the searched flags. Constraints may also use flags in server.args.
 func (f *File) Space() (*space.Space, error) {
 	return space.New(f.Parameters, f.Constraints, f.Speculative, space.FlagValues(f.Server.Args))
 }
 
-// FixedArg returns the value of a flag in server.args, or "" when it is not there. name has no leading dashes.
+// FixedArg returns the value of a flag in server.args; "" if it is not there. name has no leading dashes.
 func (f *File) FixedArg(name string) string { return space.FlagValues(f.Server.Args)[name] }
 
-// WorkloadSpec returns the workload with its path relative to the working directory. If the file gives no vocabulary size
-// and the model is a directory, the size comes from the model.
+// WorkloadSpec returns the workload with a path that is relative to the working directory, not to the study file. If
+// the file has no vocabulary size and the model is a directory, the size comes from the model.
 func (f *File) WorkloadSpec() workload.Spec {
 	spec := f.Workload
 	if spec.Path != "" && !filepath.IsAbs(spec.Path) {
@@ -39,7 +39,8 @@ func (f *File) WorkloadSpec() workload.Spec {
 }
 
 // vocabSize reads the size of a model's vocabulary from its config.json. Multimodal models have it under text_config.
-// It returns 0 when there is no config.json, as for a Hugging Face id; the workload's default then fits any model.
+// Without a config.json, as for a Hugging Face id, it returns 0. Then the workload's default is used, which fits any
+// model.
 func vocabSize(model string) int {
 	text, err := foreign.Read(filepath.Join(model, "config.json"), 16<<20)
 	if err != nil {
@@ -52,12 +53,12 @@ func vocabSize(model string) int {
 		} `json:"text_config"`
 	}
 	if err := json.Unmarshal(text, &config); err != nil {
-		return 0 // vLLM will refuse this model with a better message
+		return 0 // vLLM will refuse this model, and with a better message
 	}
 	return max(config.VocabSize, config.TextConfig.VocabSize, 0)
 }
 
-// CurrentPoint returns server.current as a point, or nil when the file does not have it.
+// CurrentPoint returns server.current as a point; nil if the file does not have it.
 func (f *File) CurrentPoint() (space.Point, error) {
 	s, err := f.Space()
 	if err != nil || f.Server.Current == nil {
@@ -70,7 +71,8 @@ func (f *File) CurrentPoint() (space.Point, error) {
 	return p, nil
 }
 
-// Protocol returns the cache protocol of the file. Without one it is primed for a finite workload and steady for an endless one.
+// Protocol returns the cache protocol in the file. If the file has none, it is Primed for a finite workload and Steady
+// for an endless one.
 func (f *File) Protocol(endless bool) trial.Protocol {
 	switch {
 	case f.Cache.Protocol != "":
@@ -83,8 +85,8 @@ func (f *File) Protocol(endless bool) trial.Protocol {
 
 var reference = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
 
-// Environment returns server.env with each ${NAME} replaced by the value from lookup. A name that lookup does not know is
-// an error. Values may be secret.
+// Environment returns server.env. Each ${NAME} is replaced by the value from lookup; a name that lookup does not know
+// is an error. The values may be secrets.
 func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]string, error) {
 	env := make(map[string]string, len(f.Server.Env))
 	var errs []error
@@ -102,7 +104,7 @@ func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]
 	return env, errors.Join(errs...)
 }
 
-// Secrets returns the values of the references in server.env. They must not appear in any file or log.
+// Secrets returns the values of the ${NAME} references in server.env. They must not appear in any file or log.
 func (f *File) Secrets(lookup func(name string) (string, bool)) []string {
 	var values []string
 	for _, value := range f.Server.Env {
@@ -118,8 +120,8 @@ func (f *File) Secrets(lookup func(name string) (string, bool)) []string {
 // SLOKey is the key of the limits in World.
 const SLOKey = "slo"
 
-// World returns the settings that must not change when a study resumes, each as a short text by its name. They decide
-// the measured capacities and the next points. Timeouts, ports and budgets are not among them.
+// World returns the settings that must not change when a study resumes, as short texts by name. These settings have an
+// effect on the measured capacities or the next points. Timeouts, ports and budgets do not belong to them.
 func (f *File) World() map[string]string {
 	p, c := f.Probe, f.Cache
 	world := map[string]string{
@@ -140,7 +142,8 @@ func (f *File) World() map[string]string {
 	if p.Precision > 0 {
 		world["probe"] += fmt.Sprintf(", precision %g %%", 100*p.Precision)
 	}
-	// Keys at their defaults are left out, so that a study of a tuner that did not know them resumes.
+	// The following keys are left out if they have their default. So a study that was begun by an older tuner, without
+	// these keys, can be resumed.
 	if f.Load.Driver != TunerBench {
 		world["load"] = f.Load.Driver + ": " + strings.Join(f.Load.Command, " ")
 	}
@@ -161,7 +164,7 @@ func (f *File) World() map[string]string {
 		world["sampler"] += fmt.Sprintf(", %d trials", f.Budget.Trials)
 	}
 	for name, value := range f.Server.Env {
-		world["server env "+name] = value // a secret is a ${NAME} reference here
+		world["server env "+name] = value // a secret is still a ${NAME} reference here
 	}
 	for _, parameter := range f.Parameters {
 		world["parameter "+parameter.Name] = describe(parameter)
@@ -170,16 +173,16 @@ func (f *File) World() map[string]string {
 	return world
 }
 
-// describeSpeculation returns the config as JSON, or "" when the file has none.
+// describeSpeculation returns the config as JSON; "" if the file has none.
 func describeSpeculation(config map[string]any) string {
 	if config == nil {
 		return ""
 	}
-	text, _ := json.Marshal(config) // jsonValue makes only values of JSON
+	text, _ := json.Marshal(config) // no error: jsonValue returns only values that JSON has
 	return string(text)
 }
 
-// MaxModelLen returns --max-model-len in the args of a server, or 0 when it is absent or no plain number.
+// MaxModelLen returns --max-model-len in the args of a server; 0 if it is absent or not a plain number.
 func MaxModelLen(args []string) int {
 	n, err := strconv.Atoi(space.FlagValues(args)["max-model-len"])
 	if err != nil {

@@ -22,7 +22,8 @@ import (
 
 var update = flag.Bool("update", false, "write what is seen into the golden files")
 
-// TestBadFiles compares the error for each wrong study file in testdata/bad with the one in that file.
+// TestBadFiles parses each wrong study file in testdata/bad, and compares the error with the expected one in the same
+// file.
 func TestBadFiles(t *testing.T) {
 	paths, err := filepath.Glob("testdata/bad/*.txtar")
 	if err != nil || len(paths) < 15 {
@@ -70,7 +71,7 @@ func TestTemplateIsAStudy(t *testing.T) {
 	}
 }
 
-// TestTemplateWithEveryOption uncomments the lines that a user may uncomment.
+// TestTemplateWithEveryOption parses the template without the comment marks in front of its options.
 func TestTemplateWithEveryOption(t *testing.T) {
 	text := strings.NewReplacer(
 		"  # current:", "  current:", "    # HF_TOKEN", "    HF_TOKEN",
@@ -133,7 +134,7 @@ func parse(t *testing.T, text string) *File {
 func TestEverySettingIsRead(t *testing.T) {
 	f := parse(t, full)
 	server := f.Server
-	server.Current, server.Env = nil, nil // CurrentPoint and Environment read them
+	server.Current, server.Env = nil, nil // these are compared below, through CurrentPoint and Environment
 	current, err := f.CurrentPoint()
 	if err != nil {
 		t.Fatal(err)
@@ -281,7 +282,8 @@ func TestWorldChangesWithWhatMatters(t *testing.T) {
 	}
 }
 
-// A setting at its default is not in the world, so that a study of a tuner that did not know the key resumes.
+// A setting with its default value is not in the world. So a study that was begun by an older tuner, without this
+// setting, can be resumed.
 func TestTheWorldLeavesDefaultsOut(t *testing.T) {
 	byDefault := strings.NewReplacer("worst_case: false", "worst_case: true", "speculation: {min_acceptance: 5%, min_drafted: 2000}\n", "").Replace(full)
 	before, after := parse(t, full).World(), parse(t, byDefault).World()
@@ -347,7 +349,7 @@ func TestHostileShapesEndSoon(t *testing.T) {
 	}
 }
 
-// FuzzParse parses any bytes: the result is a study, or an *Error with places and printable text.
+// FuzzParse parses any bytes. The result must be a study, or an *Error with line numbers and printable text.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(full))
 	f.Add([]byte(Template()))

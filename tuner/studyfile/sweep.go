@@ -11,9 +11,9 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Sweep is a manual sweep: named configs, each measured at every rate or concurrency of one list.
+// A Sweep has the settings of a sweep: named configs, each measured at every rate or concurrency of one list.
 type Sweep struct {
-	Configs       []Config  // in the order of the file; the first is the baseline
+	Configs       []Config  // configs in the order of the file; the first is the baseline
 	Rates         []float64 // requests per second, ascending; nil in a closed loop
 	Concurrencies []int     // requests in flight, ascending; nil in an open loop
 	Requests      int       // requests at each rate or concurrency
@@ -23,22 +23,22 @@ type Sweep struct {
 	Seed          uint64         // seed of requests and arrivals
 }
 
-// A Config is one server of a sweep.
+// A Config is one of the servers that a sweep compares.
 type Config struct {
 	Name        string
-	Description string   // for readers
+	Description string   // text for people who read the file
 	Args        []string // appended to server.args
 }
 
-// WarmUp is the uncounted load before the first rate.
+// WarmUp is the uncounted load before the first rate or concurrency.
 type WarmUp struct {
 	Requests int     // 0 means no warm-up
 	Rate     float64 // requests per second
 	Cooldown time.Duration
 }
 
-// defaultSweep returns the settings of the manual sweeps with vllm bench serve: 300 prompts at each rate, after a warm-up
-// with ten of them at 0.5 req/s.
+// defaultSweep returns the settings that people used in sweeps by hand with vllm bench serve: 300 prompts at each rate,
+// after a warm-up with ten of these prompts at 0.5 req/s.
 func defaultSweep() *Sweep {
 	return &Sweep{
 		Requests: 300, WarmUp: WarmUp{Requests: 10, Rate: 0.5, Cooldown: 15 * time.Second}, Cooldown: 30 * time.Second,
@@ -46,14 +46,15 @@ func defaultSweep() *Sweep {
 	}
 }
 
-// maxLoads bounds the rates or concurrencies of a sweep, and maxConfigs its configs. `tuner run` searches among more.
+// maxLoads limits the number of rates or concurrencies of a sweep, and maxConfigs the number of configs. For more,
+// `tuner run` is better, because it searches.
 const maxLoads, maxConfigs = 1000, 200
 
-// maxRequests bounds the requests at one rate or concurrency. The tuner keeps each prompt and answer until the end;
+// maxRequests limits the requests at one rate or concurrency. The tuner keeps each prompt and answer until the end, and
 // 1.5 million of them took 2.9 GB.
 const maxRequests = 200_000
 
-// maxStreams is far above the requests that one server can hold in flight.
+// maxStreams limits a concurrency. It is far above the number of requests that one server can have in flight.
 const maxStreams = 100_000
 
 func (d *decoder) sweep(f *File) reader {
@@ -77,7 +78,7 @@ func (d *decoder) sweep(f *File) reader {
 	}
 }
 
-// configName allows what fits into the head of a table column and into a file name.
+// configName matches names that fit into the head of a table column and into a file name.
 var configName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,39}$`)
 
 func (d *decoder) configs(s *Sweep) reader {
@@ -97,7 +98,7 @@ func (d *decoder) configs(s *Sweep) reader {
 	}
 }
 
-// checkSweep finds configs that clash with server.args or with the tuner's own flags, and loads that cannot be measured.
+// checkSweep adds problems for configs that are missing or have wrong flags, and for loads that cannot be measured.
 func (d *decoder) checkSweep(f *File) {
 	s := f.Sweep
 	if s == nil {
@@ -149,7 +150,7 @@ func (d *decoder) checkSweep(f *File) {
 	}
 }
 
-// checkConfig finds flags of one config that server.args has too.
+// checkConfig adds a problem for each flag of a config that the user may not set, or that is also in server.args.
 func (d *decoder) checkConfig(f *File, c Config) {
 	at := words("sweep.configs." + c.Name + ".args")
 	given := space.FlagValues(f.Server.Args)
@@ -160,5 +161,5 @@ func (d *decoder) checkConfig(f *File, c Config) {
 	}
 }
 
-// ConfigArgs returns all args of a config's server after the model.
+// ConfigArgs returns all args of a config's server that come after the model.
 func (f *File) ConfigArgs(c Config) []string { return slices.Concat(f.Server.Args, c.Args) }

@@ -55,7 +55,7 @@ sweep:
 	}
 }
 
-// A key that the file lacks has the value that people used by hand.
+// A key that is not in the file has the value that people used in sweeps made by hand.
 func TestSweepDefaultsMatchTheManualSweeps(t *testing.T) {
 	f := parse(t, sweepHead+"sweep: {configs: {default: {}}, concurrencies: [1, 2, 4]}\n")
 	s := *f.Sweep
@@ -68,7 +68,7 @@ func TestSweepDefaultsMatchTheManualSweeps(t *testing.T) {
 	}
 }
 
-// Flags of Dynamo itself never reach vLLM, also in a config.
+// vLLM must not get flags of Dynamo itself, not even from a config of a sweep.
 func TestSweepConfigsLoseDynamosFlags(t *testing.T) {
 	text := strings.Replace(sweepHead, "[vllm, serve]", "[python3, -m, dynamo.vllm]", 1)
 	f := parse(t, text+"sweep: {configs: {a: {args: [--max-num-seqs, 64, --is-prefill-worker]}}, rates: [1]}\n")

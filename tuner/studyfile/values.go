@@ -19,10 +19,10 @@ import (
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// A valueParser reads the text of one value. Its error is a problem that begins with the path.
+// A valueParser parses the text of one value. The text of its error begins with the path.
 type valueParser[T any] func(path, text string) (T, error)
 
-// read returns a reader of one value. After a mistake the default stays.
+// read returns a reader of one value. If the value is wrong, *to keeps its default.
 func read[T any](d *decoder, to *T, parse valueParser[T]) reader {
 	return func(path string, n ast.Node) {
 		text, ok := d.scalar(path, n)
@@ -38,7 +38,7 @@ func read[T any](d *decoder, to *T, parse valueParser[T]) reader {
 	}
 }
 
-// text reads one value that is not empty.
+// text returns a reader of one text. An empty text is a problem, and so is a secret.
 func (d *decoder) text(to *string) reader {
 	return func(path string, n ast.Node) {
 		text, ok := d.scalar(path, n)
@@ -50,7 +50,7 @@ func (d *decoder) text(to *string) reader {
 	}
 }
 
-// texts reads a list of texts and refuses secrets among them. A number becomes its text as written.
+// texts returns a reader of a list of texts. A secret in a text is a problem. A number is kept as the text in the file.
 func (d *decoder) texts(to *[]string) reader {
 	return func(path string, n ast.Node) {
 		*to = []string{}
@@ -63,8 +63,8 @@ func (d *decoder) texts(to *[]string) reader {
 	}
 }
 
-// ascending reads a list of numbers, each above the number before it. A falling load would find in the cache what a
-// higher load left there, and an equal load would be measured twice.
+// ascending returns a reader of a list of numbers in rising order. If a lower load came after a higher one, it would
+// find the higher load's prompts in the cache. If two loads were equal, one would be measured twice.
 func ascending[T int | float64](d *decoder, to *[]T, parse valueParser[T]) reader {
 	return func(path string, n ast.Node) {
 		*to = []T{}
@@ -80,7 +80,8 @@ func ascending[T int | float64](d *decoder, to *[]T, parse valueParser[T]) reade
 	}
 }
 
-// oneOf reads a value that must be one of words. An unknown word stays, so that the checks know it.
+// oneOf returns a reader of a value that must be one of words. An unknown word is a problem, but *to gets it for later
+// checks.
 func oneOf[T ~string](d *decoder, to *T, words ...T) reader {
 	return read(d, to, func(path, text string) (T, error) {
 		*to = T(text)
@@ -99,7 +100,7 @@ func boolean(path, text string) (bool, error) {
 	return text == "true", nil
 }
 
-// number reads a number from low to high.
+// number returns a parser of numbers from low to high.
 func number(low, high float64) valueParser[float64] {
 	return func(path, text string) (float64, error) {
 		v, err := parseNumber(text)
@@ -113,7 +114,7 @@ func number(low, high float64) valueParser[float64] {
 	}
 }
 
-// integer reads a whole number from low to high.
+// integer returns a parser of whole numbers from low to high.
 func integer(low, high int) valueParser[int] {
 	return func(path, text string) (int, error) {
 		v, err := number(float64(low), float64(high))(path, text)
@@ -124,7 +125,7 @@ func integer(low, high int) valueParser[int] {
 	}
 }
 
-// seed reads the seed of a random generator.
+// seed parses the seed of a random generator.
 func seed(path, text string) (uint64, error) {
 	v, err := strconv.ParseUint(text, 10, 64)
 	if err != nil {
@@ -133,13 +134,13 @@ func seed(path, text string) (uint64, error) {
 	return v, nil
 }
 
-// seconds reads a number of seconds above 0.
+// seconds parses a number of seconds, from 0.1 to a week.
 func seconds(path, text string) (time.Duration, error) {
 	v, err := number(0.1, week.Seconds())(path, text)
 	return time.Duration(v * float64(time.Second)), err
 }
 
-// duration reads a duration of at least low. The remedy for a number without a unit suggests unit.
+// duration returns a parser of durations from low to a year. If the text has no unit, the error suggests the given one.
 func duration(low time.Duration, unit string) valueParser[time.Duration] {
 	return func(path, text string) (time.Duration, error) {
 		v, err := parseDuration(text, unit)
@@ -153,7 +154,7 @@ func duration(low time.Duration, unit string) valueParser[time.Duration] {
 	}
 }
 
-// fraction reads a part of 1, as 0.01 or as 1%.
+// fraction parses a share from 0 to 1, such as 0.01 or 1%.
 func fraction(path, text string) (float64, error) {
 	digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
 	v, err := parseNumber(strings.TrimSpace(digits))
@@ -183,7 +184,7 @@ func rangeText(low, high float64) string {
 	return fmt.Sprintf("a number from %s to %s", strconv.FormatFloat(low, 'f', -1, 64), strconv.FormatFloat(high, 'f', -1, 64))
 }
 
-// parseNumber reads a finite number.
+// parseNumber parses a finite number.
 func parseNumber(text string) (float64, error) {
 	v, err := strconv.ParseFloat(text, 64)
 	if err == nil && !math.IsNaN(v) && !math.IsInf(v, 0) {
@@ -195,7 +196,7 @@ func parseNumber(text string) (float64, error) {
 	return 0, fmt.Errorf("%q is not a number", text)
 }
 
-// units maps what people write to Go's units of time.
+// units maps names of time units that people write to Go's units.
 var units = map[string]string{
 	"msec": "ms", "msecs": "ms", "millisecond": "ms", "milliseconds": "ms", "millis": "ms",
 	"sec": "s", "secs": "s", "second": "s", "seconds": "s",
@@ -205,7 +206,7 @@ var units = map[string]string{
 
 var amount = regexp.MustCompile(`^([0-9]*\.?[0-9]+)\s*([A-Za-zµ]*)$`)
 
-// parseDuration reads a duration. The error suggests unit when the text has none.
+// parseDuration parses a duration. If the text has no unit, the error suggests the given one.
 func parseDuration(text, unit string) (time.Duration, error) {
 	if v, err := time.ParseDuration(text); err == nil {
 		return v, nil
@@ -230,7 +231,7 @@ func parseDuration(text, unit string) (time.Duration, error) {
 	return 0, fmt.Errorf("%q writes its unit in an unknown form; write %s%s", text, written, known)
 }
 
-// jsonValue returns any value as encoding/json would decode it.
+// jsonValue converts a node to a Go value, with the types that encoding/json uses; whole numbers stay whole.
 func (d *decoder) jsonValue(path string, n ast.Node) any {
 	switch n := n.(type) {
 	case *ast.MappingNode, *ast.MappingValueNode:
@@ -250,7 +251,7 @@ func (d *decoder) jsonValue(path string, n ast.Node) any {
 	case *ast.BoolNode:
 		return n.Value
 	case *ast.IntegerNode:
-		return n.Value // an int64 or a uint64
+		return n.Value // type int64 or uint64
 	case *ast.FloatNode:
 		if math.IsNaN(n.Value) || math.IsInf(n.Value, 0) {
 			d.fail(n, "%s is not a finite number; write one", path)

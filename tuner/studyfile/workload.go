@@ -9,7 +9,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// pinned is the file's word for the default output, which workload.Spec writes as "".
+// pinned is the word for the default output in a study file. In workload.Spec the default output is "".
 const pinned = "pinned"
 
 func (d *decoder) workload(w *workload.Spec) table {
@@ -37,7 +37,7 @@ func (d *decoder) workload(w *workload.Spec) table {
 	}
 }
 
-// rangeRatio reads one spread for all lengths, or one for prompts and one for answers.
+// rangeRatio reads the relative spread of the lengths: one number for all, or one for prompts and one for answers.
 func (d *decoder) rangeRatio(w *workload.Spec) reader {
 	ratio := func(to *float64) reader { return read(d, to, number(0, 0.999)) }
 	return func(path string, n ast.Node) {
@@ -59,13 +59,14 @@ func (d *decoder) output(w *workload.Spec) reader {
 	}
 }
 
-// notLive refuses a key that only tuner bench can use.
+// notLive adds a problem for a key that only `tuner bench` can use.
 func (d *decoder) notLive(path string, _ ast.Node) {
 	d.failAtKey(path, "%s: live conversations slow down with the server, so they show no capacity; "+
 		"remove the key, and use `tuner bench --live` to try them", path)
 }
 
-// checkWorkload finds keys that do not fit the workload's kind. workload.Open would too, but without line and column.
+// checkWorkload adds problems for keys that do not fit the kind of the workload. workload.Open would also find them,
+// but without line and column.
 func (d *decoder) checkWorkload(f *File) {
 	w := &f.Workload
 	if d.nodes["workload"] == nil {
@@ -76,7 +77,7 @@ func (d *decoder) checkWorkload(f *File) {
 		return
 	}
 	if !slices.Contains(workload.Kinds, w.Kind) {
-		return // the unknown kind is reported already
+		return // the unknown kind is already reported
 	}
 	for _, key := range sortedKeys(workload.Settings) {
 		kinds := workload.Settings[key]
@@ -96,7 +97,8 @@ func (d *decoder) checkWorkload(f *File) {
 	}
 }
 
-// describeWorkload returns the settings of a workload that decide a study's figures. It leaves out what is not set.
+// describeWorkload returns the settings of a workload that have an effect on measurements, as one text. It leaves out
+// settings that are not set.
 func describeWorkload(w workload.Spec) string {
 	text := w.Kind + ", " + w.Endpoint
 	for _, part := range []struct {

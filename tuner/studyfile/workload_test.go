@@ -46,7 +46,8 @@ func TestWorkloadsAreRead(t *testing.T) {
 	}
 }
 
-// No draft of random tokens is accepted, so a study refuses speculation on every kind that draws them.
+// With random tokens no draft is accepted. So a study refuses speculation for every kind of workload that has random
+// tokens.
 func TestSpeculationNeedsRealPrompts(t *testing.T) {
 	for _, kind := range workload.Kinds {
 		settings := map[string]string{"shared-prefix": ", hit_percent: 50", "sharegpt": ", path: x", "jsonl": ", path: x", "trace": ", path: x", "capture": ", path: x"}
@@ -59,7 +60,7 @@ func TestSpeculationNeedsRealPrompts(t *testing.T) {
 	}
 }
 
-// Every snippet of docs/workloads.md is a legal workload, and its data can be opened.
+// Every example in docs/workloads.md must be a legal workload, and its data can be opened.
 func TestWorkloadsOfTheDocument(t *testing.T) {
 	const root = "../../"
 	text, err := os.ReadFile(root + "docs/workloads.md")

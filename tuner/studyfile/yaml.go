@@ -17,28 +17,31 @@ import (
 )
 
 const (
-	// A study file has about a hundred lines. The YAML library takes quadratic time for some texts: a second at this length.
+	// maxBytes is the longest study file; a usual one has about a hundred lines. For some texts, the YAML library needs
+	// time that grows with the square of the length: one second at this length.
 	maxBytes = 64 << 10
-	// A file that is a little too long is a problem of a study file. A much longer file was hardly meant as one.
+	// maxRead is the largest number of bytes to read. A file between maxBytes and maxRead is reported as too long; a
+	// larger one is probably no study file, so it is not read.
 	maxRead = 1 << 20
-	// The format nests four deep. The YAML library takes half a minute for 65,000 open brackets.
+	// maxNesting is the largest number of open brackets. A study file needs four. The YAML library takes half a minute
+	// for 65,000 open brackets.
 	maxNesting = 64
 )
 
-// A decoder walks over the nodes of a file and collects problems.
+// A decoder reads the nodes of a file and collects problems.
 type decoder struct {
 	problems
 	nodes map[string]ast.Node // values by path, such as "slo.ttft_p99"
-	keys  map[string]ast.Node // keys of these values, by the same paths
+	keys  map[string]ast.Node // keys of these values, by the same path
 }
 
-// document returns the root of the only document in the text. If there is none, it adds a problem and returns nil.
+// document parses the text and returns the root of its only document. If that fails, it adds a problem and returns nil.
 func (d *decoder) document(text []byte) (root ast.Node) {
 	if what := unreadable(text); what != "" {
 		d.add(1, 1, what)
 		return nil
 	}
-	// The library panics for some bytes, and the author of a study file should not see its stack.
+	// The library panics for some bytes, and users should not see the stack.
 	defer func() {
 		if r := recover(); r != nil {
 			d.add(1, 1, fmt.Sprintf("this is not YAML (%v); compare it with the file that `tuner init` writes", r))
@@ -62,7 +65,7 @@ func (d *decoder) document(text []byte) (root ast.Node) {
 	return bodies[0].Body
 }
 
-// unreadable says why a text must not reach the YAML library, or returns "".
+// unreadable says why the YAML library must not parse a text; "" if it may.
 func unreadable(text []byte) string {
 	switch {
 	case len(text) > maxBytes:
@@ -109,13 +112,13 @@ func (d *decoder) fail(n ast.Node, format string, args ...any) {
 	d.add(line, column, fmt.Sprintf(format, args...))
 }
 
-// failHidden is fail without the source line, which holds a secret.
+// failHidden adds a problem at a node without the line of the file, because the line holds a secret.
 func (d *decoder) failHidden(n ast.Node, format string, args ...any) {
 	line, column := position(n)
 	d.found = append(d.found, Problem{Line: max(line, 1), Column: max(column, 1), What: printable(fmt.Sprintf(format, args...))})
 }
 
-// failAt adds a problem with the value at a path. If the file lacks that path, it takes the nearest one above.
+// failAt adds a problem at the value of a path. If the file does not have that path, it uses the nearest parent.
 func (d *decoder) failAt(path, format string, args ...any) {
 	for {
 		if n := d.nodes[path]; n != nil {
@@ -130,7 +133,7 @@ func (d *decoder) failAt(path, format string, args ...any) {
 	}
 }
 
-// failAtKey adds a problem with the key at a path.
+// failAtKey adds a problem at the key of a path.
 func (d *decoder) failAtKey(path, format string, args ...any) {
 	if n := d.keys[path]; n != nil {
 		d.fail(n, format, args...)
@@ -139,7 +142,7 @@ func (d *decoder) failAtKey(path, format string, args ...any) {
 	d.failAt(path, format, args...)
 }
 
-// position returns the line and column at which a node begins.
+// position returns the line and column where a node begins.
 func position(n ast.Node) (line, column int) {
 	if m, ok := n.(*ast.MappingNode); ok && !m.IsFlowStyle && len(m.Values) > 0 {
 		n = m.Values[0].Key
@@ -156,14 +159,15 @@ func position(n ast.Node) (line, column int) {
 	return t.Position.Line, t.Position.Column
 }
 
-// An entry is one key of a mapping.
+// An entry is one key of a mapping, with its value.
 type entry struct {
 	key   string
 	at    ast.Node // the key
 	value ast.Node
 }
 
-// entries returns the keys of a mapping, each once, and records their nodes by path.
+// entries returns the entries of a mapping, and stores their nodes by path. If a key is given twice, it is a problem,
+// and only the first counts.
 func (d *decoder) entries(path string, n ast.Node) []entry {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -192,10 +196,10 @@ func (d *decoder) entries(path string, n ast.Node) []entry {
 	return all
 }
 
-// A reader reads the value at a path.
+// A reader reads the value at a path, and adds problems with it.
 type reader func(path string, n ast.Node)
 
-// mapping reads a mapping whose keys are known.
+// mapping returns a reader of a mapping. A key that is not in readers is a problem.
 func (d *decoder) mapping(readers table) reader {
 	return func(path string, n ast.Node) {
 		known := sortedKeys(readers)
@@ -213,7 +217,7 @@ func (d *decoder) mapping(readers table) reader {
 	}
 }
 
-// list returns the values of a list and records their nodes by path.
+// list returns the values of a list, and stores their nodes by path.
 func (d *decoder) list(path string, n ast.Node) []ast.Node {
 	s, ok := n.(*ast.SequenceNode)
 	if !ok {
@@ -226,7 +230,7 @@ func (d *decoder) list(path string, n ast.Node) []ast.Node {
 	return s.Values
 }
 
-// scalar returns the text of one value as written.
+// scalar returns the text of one value as it is in the file.
 func (d *decoder) scalar(path string, n ast.Node) (string, bool) {
 	text, ok := scalarText(n)
 	if !ok {
@@ -247,7 +251,7 @@ func scalarText(n ast.Node) (string, bool) {
 	return "", false
 }
 
-// kindOf names the form of a node, for a problem.
+// kindOf returns a name for the form of a node, for messages.
 func kindOf(n ast.Node) string {
 	switch n.(type) {
 	case nil, *ast.NullNode:

@@ -68,7 +68,7 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	a.mux.ServeHTTP(w, r)
 }
 
-// admits reports whether a request has the key that paths below /v1 need (AuthenticationMiddleware in
+// admits reports whether a request has a valid key. Only paths below /v1 need a key (AuthenticationMiddleware in
 // vllm/entrypoints/openai/api_server.py, 0.14.1).
 func (a *api) admits(r *http.Request) bool {
 	if len(a.keys) == 0 || !strings.HasPrefix(r.URL.Path, "/v1") {
@@ -117,8 +117,8 @@ func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
 		len(tokens), a.live.engine.Options.MaxModelLen, toJSON(tokens)))
 }
 
-// detokenize writes each token as a word with its number. It does not undo tokenize, which keeps only hashes of the
-// text.
+// detokenize writes each token as a word with the token's number. It does not undo tokenize, which keeps only hashes of
+// the text.
 func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Model  string  `json:"model"`
@@ -135,7 +135,7 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, http.StatusOK, fmt.Sprintf(`{"prompt":%s}`, toJSON(text.String())))
 }
 
-// resetPrefixCache empties the prefix cache. 0.14.1 answers 200 with an empty body even when that fails, and logs the
+// resetPrefixCache empties the prefix cache. If that fails, 0.14.1 still answers 200 with an empty body, and logs the
 // failure. Later versions answer whether it succeeded.
 func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
 	var done bool

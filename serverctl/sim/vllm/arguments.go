@@ -42,7 +42,8 @@ func nonDefault(o sim.Options) string {
 	return "{" + strings.Join(pairs, ", ") + "}"
 }
 
-// secretArgs are hidden in the log since 0.32.0 (redact_sensitive_args in vllm/entrypoints/serve/utils/api_utils.py).
+// secretArgs are the args whose values vLLM hides in its log since 0.32.0 (redact_sensitive_args in
+// vllm/entrypoints/serve/utils/api_utils.py).
 var secretArgs = []string{"api_key", "hf_token", "watermark_config"}
 
 // pythonValue writes a value of a flag as Python's repr does.
@@ -89,8 +90,8 @@ func pythonBool(b bool) string {
 	return strings.ToUpper(text[:1]) + text[1:]
 }
 
-// pythonQuote writes a text as Python's repr does. It uses double quotes when the text has only single quotes, and else
-// single quotes.
+// pythonQuote writes a text as Python's repr does. It uses double quotes if the text has single quotes and no double
+// quotes, and single quotes otherwise.
 func pythonQuote(s string) string {
 	quote := `'`
 	if strings.Contains(s, `'`) && !strings.Contains(s, `"`) {
@@ -100,8 +101,8 @@ func pythonQuote(s string) string {
 	return quote + escaped + quote
 }
 
-// pythonRepr writes a float as Python's repr does: the shortest digits that give the same value, with an exponent below
-// 1e-4 and from 1e16 on.
+// pythonRepr writes a float as Python's repr does: with the shortest digits that give the same value. It has an
+// exponent if it is below 1e-4, or 1e16 and above.
 func pythonRepr(x float64) string {
 	switch {
 	case math.IsNaN(x):

@@ -14,7 +14,7 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request) {
 		refusal.write(w)
 		return
 	}
-	if c.stream { // before the engine may fail: then its error becomes a chunk of the stream
+	if c.stream { // set now, because a later error of the engine becomes a chunk of the stream
 		w.Header().Set("Content-Type", eventStream)
 	}
 	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))

@@ -19,22 +19,22 @@ import (
 const (
 	// engineGrace is the time between SIGTERM and SIGKILL to an engine (shutdown in vllm/v1/utils.py, 0.14.1).
 	engineGrace = 5 * time.Second
-	// orphanCheck is how often an engine ends itself if its API server has ended. A real engine lives for ever, but a
-	// forgotten simulated one must not.
+	// orphanCheck is how often an engine checks whether its API server has ended; then the engine ends too. A real
+	// engine lives for ever, but a forgotten simulated engine must not.
 	orphanCheck = time.Hour
 	// tellReady is the engine's message to its API server.
 	tellReady = "ready"
 )
 
-// A core is the API server's handle on the engine, which runs in this process or in its own.
+// A core is the API server's handle on the engine. The engine runs in this process or in its own.
 type core struct {
 	log    *logger
-	memory *memory       // held by an engine in this process
+	memory *memory       // GPU memory that an engine in this process holds
 	cmd    *exec.Cmd     // nil for an engine in this process
 	dead   chan struct{} // closed when the engine is dead
 
 	mu      sync.Mutex
-	logged  bool          // the engine logged why it died
+	logged  bool          // whether the engine logged why it died
 	outlive time.Duration // how long the API server outlives the engine; 0 means watchdogTime
 	die     func()        // closes dead
 }
@@ -78,7 +78,7 @@ func (s *Server) startEngine(ctx context.Context, args []string, o sim.Options, 
 	return nil, &coreError{release: log.release, exit: 1, cause: err}
 }
 
-// load takes the time of a start and claims the GPU's memory. It logs why it fails.
+// load waits as long as a start takes, and claims the GPU's memory. If it fails, it logs the reason.
 func (s *Server) load(ctx context.Context, o sim.Options, log *logger) (*memory, error) {
 	m, err := s.startUp(ctx, o, log)
 	switch start, ok := errors.AsType[*sim.StartError](err); {
@@ -91,8 +91,8 @@ func (s *Server) load(ctx context.Context, o sim.Options, log *logger) (*memory,
 	return m, err
 }
 
-// startChild starts the engine's process and waits without a limit until it is ready, because its caller decides how
-// long a start may take. As in vLLM, the process is in our process group and session.
+// startChild starts the engine's process and waits until it is ready. It has no time limit of its own, because the
+// caller decides how long a start may take. As in vLLM, the process is in our process group and session.
 func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	c.cmd = s.subprocess(slices.Concat([]string{"engine"}, s.ownArgs(), args)...)
 	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
@@ -105,14 +105,14 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	}
 	defer told.Close()
 	c.log.enginePID = c.cmd.Process.Pid
-	go func() { // ends when the process ends; stop waits for that
-		_ = c.cmd.Wait() // ProcessState has the result
+	go func() { // ends when the process ends; stop waits for this
+		_ = c.cmd.Wait() // c.cmd.ProcessState has the result
 		c.die()
 	}()
-	// SetReadDeadline fails when the pipe is closed, after the wait.
+	// SetReadDeadline fails only when the pipe is closed, which is after the wait.
 	unwait := context.AfterFunc(ctx, func() { _ = told.SetReadDeadline(time.Now()) })
 	defer unwait()
-	word, _ := bufio.NewReader(told).ReadString('\n') // when the engine ends first, the pipe ends without a word
+	word, _ := bufio.NewReader(told).ReadString('\n') // if the engine ends first, the pipe ends and word is empty
 	switch {
 	case strings.TrimSpace(word) == tellReady:
 		return nil
@@ -124,7 +124,7 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	return &coreError{release: c.log.release, exit: exitOf(c.cmd.ProcessState)}
 }
 
-// exitOf returns the exit code as Python's multiprocessing does: minus the signal after a signal.
+// exitOf returns the exit code in the way of Python's multiprocessing: minus the signal if a signal ended the process.
 func exitOf(state *os.ProcessState) int {
 	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		return -int(status.Signal())
@@ -132,7 +132,7 @@ func exitOf(state *os.ProcessState) int {
 	return state.ExitCode()
 }
 
-// kill makes the engine die of a fault. If words is not empty, the log has them as the engine's exception.
+// kill makes the engine die of a fault. If words is not empty, the engine first logs it as an exception.
 func (c *core) kill(f Fault, words string) {
 	c.mu.Lock()
 	c.logged, c.outlive = words != "", f.For
@@ -145,7 +145,7 @@ func (c *core) kill(f Fault, words string) {
 		c.die()
 		return
 	}
-	_ = c.cmd.Process.Kill() // fails when it has ended already
+	_ = c.cmd.Process.Kill() // fails if the engine has already ended
 }
 
 // death returns whether the engine logged why it died, and how long the API server outlives it.
@@ -164,18 +164,18 @@ func (c *core) stop() {
 		c.memory.release()
 		return
 	}
-	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails when it has ended
+	_ = c.cmd.Process.Signal(syscall.SIGTERM) // fails if the engine has already ended
 	select {
 	case <-c.dead:
 	case <-time.After(engineGrace):
-		_ = c.cmd.Process.Kill() // fails when it has ended
+		_ = c.cmd.Process.Kill() // fails if the engine has already ended
 		<-c.dead
 	}
 }
 
-// RunEngine is the main function of the engine process of a Server with EngineProcess. It takes the time of a start,
-// holds the simulated GPU's memory, and lives until SIGTERM ends ctx. The API server computes the tokens. Like vLLM's
-// engine, it lives on when its API server is killed. RunEngine logs its error.
+// RunEngine is the main function of the engine process of a Server with EngineProcess. It waits as long as a start
+// takes, holds the simulated GPU's memory, and returns when SIGTERM ends ctx. The API server computes the tokens. Like
+// vLLM's engine, this process lives on when its API server is killed. RunEngine logs its error.
 func (s *Server) RunEngine(ctx context.Context, args []string) error {
 	o, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {

@@ -16,15 +16,15 @@ import (
 
 const (
 	// watchdogTime is how long an API server outlives its engine. vLLM checks every five seconds (watchdog_loop in
-	// vllm/entrypoints/launcher.py, 0.14.1); with the shutdown, 0.32.0 took 3.1 to 7.4 s.
+	// vllm/entrypoints/launcher.py, 0.14.1). Together with the shutdown, 0.32.0 took 3.1 to 7.4 s.
 	watchdogTime = 5 * time.Second
-	// runningPoll is how often the running requests are counted for running=.
+	// runningPoll is how often the running requests are counted for the trigger running=.
 	runningPoll = 5 * time.Millisecond
 )
 
-// A faultHandler is the handler in front of the API. It applies the faults under load to the server, its clients and
-// single requests, and it tells clients that the engine is dead. Without faults and with a living engine it changes
-// nothing.
+// A faultHandler is the handler in front of the API. It applies the faults under load to the server, to its clients and
+// to single requests. It also tells clients when the engine is dead. If there are no faults and the engine lives, it
+// changes nothing.
 type faultHandler struct {
 	api    *api
 	server *Server
@@ -33,21 +33,21 @@ type faultHandler struct {
 	log    *logger
 	began  time.Time // start of the process
 
-	ended   chan struct{} // closed when the server shall end by itself
+	ended   chan struct{} // closed to make the server end by itself
 	stopped chan struct{} // closed when the server ends; this ends the faults
 	actions sync.WaitGroup
-	silence atomic.Pointer[chan struct{}] // while it holds an open channel, the server answers nothing
+	silence atomic.Pointer[chan struct{}] // while this holds an open channel, the server answers nothing
 
 	endOnce sync.Once
-	abrupt  bool // the server ends without closing its streams properly; set before ended is closed
+	abrupt  bool // whether the server ends without closing its streams properly; set before ended is closed
 
 	mu       sync.Mutex
 	active   []*activeFault
 	requests int  // completion requests so far
-	closed   bool // the channel stopped is closed
+	closed   bool // whether the channel stopped is closed
 }
 
-// errEngineDead is the cause with which the contexts of all requests end when the engine is dead.
+// errEngineDead is the cause with which the contexts of all requests end after the engine has died.
 var errEngineDead = errors.New("the engine is dead")
 
 // isDead reports whether the engine died before the client of a request disconnected.
@@ -57,7 +57,7 @@ func isDead(r *http.Request) bool { return context.Cause(r.Context()) == errEngi
 type activeFault struct {
 	Fault
 	acted  bool
-	chance *rand.Rand // random numbers for p=
+	chance *rand.Rand // random numbers for the trigger p=
 }
 
 func newFaultHandler(s *Server, c *core, l *live, log *logger, began time.Time) *faultHandler {
@@ -78,7 +78,7 @@ func (h *faultHandler) open(endRequests context.CancelCauseFunc) {
 	h.actions.Go(func() { h.watchEngine(endRequests) })
 	for _, a := range h.active {
 		switch {
-		case a.kind.act == nil: // a fault of single requests
+		case a.kind.act == nil: // a fault of single requests; see enter
 		case a.Trigger == "at":
 			h.actions.Go(func() {
 				if h.pause(max(time.Nanosecond, time.Until(h.began.Add(a.At)))) {
@@ -137,7 +137,7 @@ func (h *faultHandler) act(a *activeFault) {
 	h.actLocked(a)
 }
 
-// actLocked is act for callers that hold the mutex.
+// actLocked does the same as act, for callers that hold the mutex.
 func (h *faultHandler) actLocked(a *activeFault) {
 	if a.acted || h.closed {
 		return
@@ -146,7 +146,7 @@ func (h *faultHandler) actLocked(a *activeFault) {
 	h.actions.Go(func() { a.kind.act(h, a.Fault) })
 }
 
-// end ends the server. With abrupt it cuts the streams off.
+// end makes the server end. With abrupt, the server cuts its streams off.
 func (h *faultHandler) end(abrupt bool) {
 	h.endOnce.Do(func() {
 		h.abrupt = abrupt
@@ -154,7 +154,7 @@ func (h *faultHandler) end(abrupt bool) {
 	})
 }
 
-// ServeHTTP handles every request.
+// ServeHTTP applies the faults to a request, and passes it to the API if the faults let it through.
 func (h *faultHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if !h.waitWhileSilent(r.Context().Done()) {
 		return
@@ -186,8 +186,9 @@ func (h *faultHandler) waitWhileSilent(gone <-chan struct{}) bool {
 	}
 }
 
-// completion passes a request to the API, with the fault that it triggers for itself. A request that kills the engine
-// still goes to the API: it came while the engine lived, and its answer ends like those of the running requests.
+// completion passes a request to the API, and applies the fault that the request triggers for itself. A request that
+// kills the engine still goes to the API. It came while the engine lived, so its answer ends like those of the running
+// requests.
 func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	if isDead(r) {
 		refuse(w, deadEngine)
@@ -208,8 +209,8 @@ func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// enter counts a request. It applies the faults of the whole server that the request triggers, and returns the fault of
-// this request, if there is one.
+// enter counts a request. It applies the faults of the whole server that the request triggers. It returns the fault of
+// this request alone, if there is one.
 func (h *faultHandler) enter() (fault *Fault) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -226,8 +227,8 @@ func (h *faultHandler) enter() (fault *Fault) {
 	return fault
 }
 
-// triggered reports whether the current request triggers a fault. Each fault with p= draws once per request, so that
-// its draws depend only on its seed and on the request's number.
+// triggered reports whether the current request triggers a fault. A fault with p= draws a number for each request, so
+// that the draws depend only on its seed and on the request's number.
 func (h *faultHandler) triggered(a *activeFault) bool {
 	switch a.Trigger {
 	case "request":
@@ -242,7 +243,7 @@ func (h *faultHandler) triggered(a *activeFault) bool {
 }
 
 // watchEngine makes the API server act as vLLM's does when its engine has died. /health answers 503, streams get an
-// error and end, new requests get an error, and after a while the server exits with code 0
+// error and end, and new requests get an error. After a while the server exits with code 0
 // (vllm/entrypoints/launcher.py, 0.14.1).
 func (h *faultHandler) watchEngine(endRequests context.CancelCauseFunc) {
 	select {
@@ -268,10 +269,10 @@ func (h *faultHandler) killEngine(f Fault) {
 	h.core.kill(f, words)
 }
 
-// exit ends the server with exit code 0.
+// exit is the fault exit-0. It ends the server with exit code 0.
 func (h *faultHandler) exit(Fault) { h.end(true) }
 
-// hang stops the engine while its API server lives on.
+// hang is the fault hang. It stops the engine while its API server lives on.
 func (h *faultHandler) hang(f Fault) {
 	h.live.freeze()
 	if h.pause(f.For) {
@@ -299,7 +300,7 @@ func (h *faultHandler) ignoreClients(f Fault) {
 	}
 }
 
-// flood writes log lines as fast as the reader takes them.
+// flood is the fault flood. It writes log lines as fast as the reader takes them.
 func (h *faultHandler) flood(f Fault) {
 	const lines = 500 // about 64 KiB per write; one system call per line would be too slow
 	for line, left := 0, f.Bytes; left > 0; {

@@ -14,11 +14,12 @@ import (
 	"time"
 )
 
-// errorChunk ends a stream whose engine has died: JSON as Python writes it, under HTTP 200, and [DONE] after it.
+// errorChunk is the end of a stream whose engine has died: an error in JSON as Python writes it, and then [DONE]. The
+// HTTP status of the stream is 200.
 const errorChunk = `data: {"error": {"message": "EngineCore encountered an issue. See stack trace (above) for the root cause.", ` +
 	`"type": "InternalServerError", "param": null, "code": 500}}` + "\n\ndata: [DONE]\n\n"
 
-// runningStream starts a stream that lasts for half a minute, and returns it when its first tokens have come.
+// runningStream starts a stream that lasts for half a minute, and waits for its first tokens.
 func runningStream(t *testing.T, s *simProcess) *streamed {
 	t.Helper()
 	a := s.ask(t.Context(), true, 5000)
@@ -99,7 +100,7 @@ func postTo(s *simProcess, path, body string) (int, string) {
 	return resp.StatusCode, string(text[:n])
 }
 
-// Somebody kills the engine's process with SIGKILL, without any fault: /health answers 503, and the API server exits
+// The test kills the engine's process with SIGKILL; no fault is set. Then /health answers 503, and the API server exits
 // with 0 after five seconds.
 func TestAnEngineThatIsKilled(t *testing.T) {
 	t.Parallel()
@@ -128,8 +129,7 @@ func TestAnEngineThatIsKilled(t *testing.T) {
 	}
 }
 
-// When the API server is killed, its engine lives on and holds the GPU's memory, as with vLLM 0.32.0 in two of two
-// runs.
+// When the API server is killed, its engine lives on and holds the GPU's memory. vLLM 0.32.0 did so in two of two runs.
 func TestAnEngineOutlivesAnAPIServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	gpu := t.TempDir()
@@ -203,8 +203,8 @@ func TestServersThatEndUnderLoad(t *testing.T) {
 	}
 }
 
-// During a hang the engine gives no tokens although requests run, and the API server answers. Afterwards the streams go
-// on.
+// During a hang requests run, but the engine gives no tokens. The API server still answers. After the hang the streams
+// go on.
 func TestAnEngineThatHangs(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "hang:request=2,for=3s")
@@ -350,7 +350,7 @@ func TestFaultsOfOneRequest(t *testing.T) {
 			select {
 			case <-a.ended:
 				t.Error("the answer ends although it should stop in the middle")
-			case <-time.After(500 * time.Millisecond): // a token comes every 6 ms
+			case <-time.After(500 * time.Millisecond): // long enough: without the fault a token comes every 6 ms
 			}
 			if text := a.text(); strings.Contains(text, "w3") {
 				t.Errorf("the stream goes on: %q", text)
@@ -396,7 +396,7 @@ func TestFaultsOfOneRequest(t *testing.T) {
 	}
 }
 
-// A fault with at= and for= hits the requests that come in this time, and no later requests.
+// A fault with at= and for= hits all requests that come in that period, and no later request.
 func TestAFaultHitsAllRequestsOfAPeriod(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "status-500:at=0s,for=1s", "--sim-fault", "wrong-type:running=1")

@@ -21,22 +21,22 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// subprocess returns a command that runs another role of this program. It runs /proc/self/exe, which is the same
-// program even when the file on disk has been replaced.
+// subprocess returns a command that starts this program again with other arguments. It uses /proc/self/exe, which is
+// the running program even when its file on disk has been replaced.
 func (s *Server) subprocess(words ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Args = slices.Concat(s.Reexec, words)
 	return cmd
 }
 
-// RunChild has these roles.
+// These are the roles of a child process: it exits at once, or it is a daemon.
 const (
 	roleExit   = "exit"
 	roleDaemon = "daemon"
 )
 
-// RunChild is the main function of a child process that a fault starts. words are its role and the arguments of the
-// role.
+// RunChild is the main function of a child process that a fault starts. words are the child's role and the arguments of
+// that role.
 func RunChild(words []string) error {
 	switch {
 	case len(words) == 1 && words[0] == roleExit:
@@ -51,8 +51,8 @@ func RunChild(words []string) error {
 	return fmt.Errorf("the simulated server has no child process %q", strings.Join(words, " "))
 }
 
-// runDaemon ignores all signals that ask it to end. Its lifetime is limited, so that a failed test leaves it behind for
-// some minutes only.
+// runDaemon ignores all signals that ask it to end. It ends after its lifetime, so that a failed test leaves it behind
+// for some minutes only.
 func runDaemon(lifetime time.Duration) error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := tellParent("ready"); err != nil {
@@ -62,7 +62,8 @@ func runDaemon(lifetime time.Duration) error {
 	return nil
 }
 
-// tellParent writes a word to the parent's pipe, whose file descriptor follows the three standard ones.
+// tellParent writes a word to the pipe that startWithPipe made. Its file descriptor is 3, the first after standard
+// input, output and error.
 func tellParent(word string) error {
 	const fd = 3
 	pipe := os.NewFile(fd, "pipe to the parent")
@@ -92,7 +93,7 @@ func startWithPipe(cmd *exec.Cmd) (*os.File, error) {
 const childStartLimit = 20 * time.Second
 
 // startDaemon starts a process that ignores SIGTERM and has its own session and an empty environment. The server does
-// not wait for it; when the server has ended, init reaps it.
+// not wait for this process. When the server has ended, init reaps the process.
 func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logger) error {
 	cmd := s.subprocess("child", roleDaemon, f.For.String())
 	cmd.Env = []string{}
@@ -104,7 +105,7 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 	defer told.Close()
 	err = told.SetReadDeadline(time.Now().Add(childStartLimit))
 	if err == nil {
-		_, err = told.Read(make([]byte, 1)) // the daemon writes when it ignores signals
+		_, err = told.Read(make([]byte, 1)) // the daemon writes as soon as it ignores signals
 	}
 	if err != nil {
 		return fmt.Errorf("wait for the daemon of fault %q: %w", f, errors.Join(err, cmd.Process.Kill()))
@@ -113,20 +114,21 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 	return cmd.Process.Release()
 }
 
-// shmDir has the POSIX shared memory segments, shm_overview(7).
+// shmDir is the directory in which Linux keeps POSIX shared memory segments (shm_overview(7)).
 const shmDir = "/dev/shm"
 
-// leakShm makes a segment, maps it while the process lives, and leaves it behind. The segment has a name as from
-// Python's multiprocessing.shared_memory. Like a segment of a killed vLLM, it is much larger than its memory in use.
+// leakShm makes a segment of shared memory, keeps it mapped, and never removes it. Its name is like those of Python's
+// multiprocessing.shared_memory. Like a segment that a killed vLLM leaves behind, it uses much less memory than its
+// size.
 func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {
 	name := make([]byte, 4)
-	rand.Read(name) // never fails: crypto/rand would end the program
+	rand.Read(name) // cannot fail: crypto/rand would end the program
 	path := filepath.Join(shmDir, "psm_"+hex.EncodeToString(name))
 	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return fmt.Errorf("make the segment of fault %q: %w", f, err)
 	}
-	defer file.Close() // the mapping keeps the segment open
+	defer file.Close() // the mapping stays when the file is closed
 	if err := file.Truncate(f.Bytes); err != nil {
 		return fmt.Errorf("make the segment of fault %q: %w", f, err)
 	}
@@ -137,13 +139,13 @@ func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) 
 	return nil
 }
 
-// ignoreTerm makes the process ignore SIGTERM.
+// ignoreTerm is the fault ignore-term: the process ignores SIGTERM.
 func ignoreTerm(context.Context, *Server, sim.Options, Fault, *logger) error {
 	signal.Ignore(syscall.SIGTERM)
 	return nil
 }
 
-// zombies starts children that end at once, and does not wait for them.
+// zombies starts children that end at once. It does not wait for them, so they become zombies.
 func (h *faultHandler) zombies(f Fault) {
 	var pids []int
 	for range f.Count {
@@ -157,25 +159,25 @@ func (h *faultHandler) zombies(f Fault) {
 	h.log.api("Fault zombies: processes %v are not waited for", pids)
 }
 
-// stopItself sends SIGSTOP, which no process can ignore.
+// stopItself is the fault stop. The process sends itself SIGSTOP, which no process can ignore.
 func (h *faultHandler) stopItself(Fault) {
 	h.log.api("Fault stop: SIGSTOP to process %d", os.Getpid())
-	_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // a process may always signal itself
+	_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // cannot fail: a process may always signal itself
 }
 
-// crash ends the API server by SIGSEGV, after the output of torch's signal handler. Go's handler would turn the signal
-// into a traceback and exit code 2, so crash restores the kernel's default first. It writes no core file.
+// crash ends the API server by SIGSEGV. Before that it logs what torch's signal handler would print. Go's own handler
+// would print a traceback and exit with code 2, so crash restores the kernel's default action. No core file is written.
 func (h *faultHandler) crash(Fault) {
 	h.log.write(h.log.errors, "", "!!!!!!! Segfault encountered !!!!!!!\n  File \"<unknown>\", line 0, in cuMemCreate\n"+
 		"  File \"<unknown>\", line 0, in 0xffffffffffffffff\n")
-	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // lowering a limit is always allowed
-	// struct sigaction of the kernel, not of libc: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes; the same
-	// on amd64 and arm64 (include/linux/signal_types.h).
+	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // cannot fail: lowering a limit is always allowed
+	// This is the kernel's struct sigaction, not libc's: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes. It
+	// is the same on amd64 and arm64 (include/linux/signal_types.h).
 	var standard [4]uint64
 	action := uintptr(unsafe.Pointer(&standard))
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSEGV), action, 0, 8, 0, 0)
 	if errno == 0 {
-		_ = unix.Kill(os.Getpid(), unix.SIGSEGV) // a process may always signal itself
+		_ = unix.Kill(os.Getpid(), unix.SIGSEGV) // cannot fail: a process may always signal itself
 	}
 	<-h.stopped
 }

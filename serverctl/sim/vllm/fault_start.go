@@ -12,19 +12,19 @@ type startPoint int
 
 const (
 	never           startPoint = iota
-	atBegin                    // in the API server: its flags are read and its port is not bound
+	atBegin                    // in the API server, after it has read its flags and before it binds its port
 	whileLoading               // in the engine, before it loads the weights
 	whileProfiling             // in the engine, before it sizes its KV cache
-	beforeListening            // in the API server: its engine is ready
+	beforeListening            // in the API server, when its engine is ready
 )
 
-// A startAction is the effect of a fault at its startPoint. Its error ends the process.
+// A startAction is what a fault does at its startPoint. An error ends the process.
 type startAction func(ctx context.Context, s *Server, o sim.Options, f Fault, log *logger) error
 
 // errKilled is the error of an engine that dies without a log line, as after SIGKILL.
 var errKilled = errors.New("killed by signal 9")
 
-// applyFaults applies the faults of a startPoint, in their order.
+// applyFaults applies, in their order, the faults that act at a startPoint and have no trigger.
 func (s *Server) applyFaults(ctx context.Context, at startPoint, o sim.Options, log *logger) error {
 	for _, f := range s.Faults {
 		if f.kind.point != at || f.Trigger != "" {
@@ -42,10 +42,10 @@ func raise(_ context.Context, s *Server, o sim.Options, f Fault, _ *logger) erro
 	return &sim.StartError{Text: deathOf(f, s.Profile, o)}
 }
 
-// killEngine ends the engine without a log line.
+// killEngine ends the engine without a log line, as SIGKILL does.
 func killEngine(context.Context, *Server, sim.Options, Fault, *logger) error { return errKilled }
 
-// delay waits for the fault's time, or for ever.
+// delay waits for the time f.For; 0 means for ever.
 func delay(ctx context.Context, _ *Server, _ sim.Options, f Fault, _ *logger) error {
 	if f.For > 0 {
 		return wait(ctx, f.For.Seconds())

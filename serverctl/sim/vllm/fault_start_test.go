@@ -25,7 +25,7 @@ func TestServersThatDoNotStart(t *testing.T) {
 		name  string
 		flags string
 		code  int
-		want  []string // parts of the log in this order
+		want  []string // texts that the log must have, in this order
 	}{
 		{"out of memory", "--sim-fault oom-start", 1, engineFailed("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 896.00 MiB. GPU 0 has a total capacity of 16.00 GiB")},
 		{"an engine that is killed", "--sim-fault die-loading", 1, []string{"Starting to load model", "Failed core proc(s): {'EngineCore_DP0': -9}\n"}},
@@ -77,7 +77,8 @@ func TestAPortThatIsTakenIsRefusedBeforeTheLoad(t *testing.T) {
 	}
 }
 
-// Until a server is ready the kernel refuses connections, but the port is bound, except with the fault bind-late.
+// Before a server is ready, its port is bound, but the kernel refuses connections. With the fault bind-late the port is
+// not bound either.
 func TestServersThatTakeTheirTime(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -96,7 +97,8 @@ func TestServersThatTakeTheirTime(t *testing.T) {
 			begin := time.Now()
 			s := startSim(t, strings.Fields(row.flags)...)
 			await(t, "the server waits", func() bool { return strings.Contains(s.log(), row.at) })
-			early := func() bool { return !row.ready || time.Since(begin) < 500*time.Millisecond } // later the server may be ready, because this test was slow
+			// If this test runs slowly, the server may be ready after 500 ms.
+			early := func() bool { return !row.ready || time.Since(begin) < 500*time.Millisecond }
 			if s.health() != 0 && early() {
 				t.Error("the server answers before it is ready")
 			}

@@ -11,14 +11,15 @@ import (
 const (
 	// midway is the number of chunks that a client gets before a fault spoils its stream. Real answers are longer.
 	midway = 3
-	// lorisPause is the pause between two bytes of slow-loris.
+	// lorisPause is the pause between two bytes with the fault slow-loris.
 	lorisPause = time.Second
 )
 
-// An answerAction is a fault that answers instead of the server.
+// An answerAction is a fault that answers a request in place of the API.
 type answerAction func(w http.ResponseWriter)
 
-// A writeAction is a fault while an answer is written. It writes one piece instead of answerWriter.pass.
+// A writeAction is a fault that spoils an answer while it is written. It writes one piece of the answer in place of
+// answerWriter.pass.
 type writeAction func(w *answerWriter, piece []byte) (int, error)
 
 var (
@@ -35,13 +36,13 @@ type answerWriter struct {
 
 	chunks int
 	began  bool // something was written
-	whole  bool // the last chunk or the body was written
+	whole  bool // the last chunk of a stream, or the body, was written
 }
 
-// Unwrap lets http.ResponseController flush.
+// Unwrap lets http.ResponseController find the writer below, to flush it.
 func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Write writes a chunk of a stream, or a body.
+// Write writes one chunk of a stream, or a whole body. A fault may spoil it.
 func (w *answerWriter) Write(piece []byte) (int, error) {
 	if !w.faults.waitWhileSilent(w.gone) {
 		return 0, errGone
@@ -65,14 +66,14 @@ func (w *answerWriter) streams() bool { return w.Header().Get("Content-Type") ==
 
 func (w *answerWriter) flush() error { return http.NewResponseController(w.ResponseWriter).Flush() }
 
-// halfway reports whether the answer shall be spoilt at this piece: in the middle of a stream, at the end of a short
-// stream, or at the beginning of a body.
+// halfway reports whether a fault shall spoil the answer at this piece. That is in the middle of a stream, at the end
+// of a short stream, or at the beginning of a body.
 func (w *answerWriter) halfway(piece []byte) bool {
 	return !w.streams() || w.chunks >= midway || bytes.HasPrefix(piece, lastChunk)
 }
 
-// endDead ends an answer whose engine has died. A stream, which has status 200, gets an error chunk and [DONE]
-// (completion_stream_generator in vllm/entrypoints/openai/serving_completion.py, 0.14.1; 0.32.0 does the same).
+// endDead ends an answer whose engine has died. A stream has already sent status 200, so it gets an error chunk and
+// [DONE] (completion_stream_generator in vllm/entrypoints/openai/serving_completion.py, 0.14.1; 0.32.0 does the same).
 func (w *answerWriter) endDead() {
 	switch {
 	case w.whole || w.began && !w.streams():
@@ -81,11 +82,11 @@ func (w *answerWriter) endDead() {
 	default:
 		w.faults.log.apiError("Error in completion stream generator.\n"+
 			"vllm.v1.engine.exceptions.EngineDeadError: %s", deadEngine)
-		_ = w.endWith(deadEngine) // fails when the client has disconnected
+		_ = w.endWith(deadEngine) // fails only when the client has disconnected
 	}
 }
 
-// endWith sends an error chunk and the last chunk.
+// endWith sends an error chunk and the last chunk, [DONE].
 func (w *answerWriter) endWith(message string) error {
 	text := fmt.Sprintf(`data: {"error": {"message": %q, "type": "InternalServerError", "param": null, "code": 500}}`+
 		"\n\n%s\n\n", message, lastChunk)
@@ -101,17 +102,18 @@ func refuse(w http.ResponseWriter, message string) {
 	(&apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: message}).write(w)
 }
 
-// internalError is the fault status-500 (GenerationError in vllm/entrypoints/openai/serving_engine.py, 0.14.1).
+// internalError is the fault status-500. vLLM gives this answer to a GenerationError
+// (vllm/entrypoints/openai/serving_engine.py, 0.14.1).
 func internalError(w http.ResponseWriter) { refuse(w, "Internal server error") }
 
-// webPage is the fault wrong-type: the answer of a proxy instead of the server.
+// webPage is the fault wrong-type: a web page, such as a proxy sends in place of the server.
 func webPage(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	// Fails when the client has disconnected.
+	// An error only means that the client has disconnected.
 	_, _ = w.Write([]byte("<!doctype html>\n<html><body><h1>It works!</h1></body></html>\n"))
 }
 
-// stopWriting is the fault stop-writing: the client waits for ever.
+// stopWriting is the fault stop-writing: in the middle of an answer the server stops, and the client waits for ever.
 func stopWriting(w *answerWriter, piece []byte) (int, error) {
 	if !w.halfway(piece) {
 		return w.pass(piece)
@@ -140,7 +142,7 @@ func writeSlowly(w *answerWriter, piece []byte) (int, error) {
 	return len(piece), nil
 }
 
-// breakStream is the fault mid-stream-error: a request fails while others go on.
+// breakStream is the fault mid-stream-error: one request fails, and the others go on.
 func breakStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.streams() || !w.halfway(piece) {
 		return w.pass(piece)
@@ -157,5 +159,5 @@ func cutStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.halfway(piece) {
 		return w.pass(piece)
 	}
-	panic(http.ErrAbortHandler) // net/http recovers it and closes the connection
+	panic(http.ErrAbortHandler) // net/http recovers this panic and closes the connection
 }

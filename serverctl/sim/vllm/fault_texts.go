@@ -10,15 +10,15 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The exceptions of vLLM when it dies. serverctl's rules read them. $name stands for a part. All versions get the texts
-// of 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and transformers 4.57. They come from the sources, or from vLLM's log
-// on a CPU. Texts that only a GPU produces (out-of-memory, illegal-access, nccl) come from logs that users have
-// published. Tracebacks are shortened.
+// deathFiles are the exceptions that vLLM logs when it dies. serverctl's rules read them. In a text $name stands for a
+// value that deathText fills in. All versions get the texts of 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and
+// transformers 4.57. They come from the sources, or from vLLM's log on a CPU. Texts that only a GPU produces
+// (out-of-memory, illegal-access, nccl) come from logs that users have published. Tracebacks are shortened.
 //
 //go:embed deaths/*.txt
 var deathFiles embed.FS
 
-// deathText returns the exception with a name and its parts.
+// deathText returns the exception of the given name. parts are the values of $name in its text.
 func deathText(name string, parts fields) string {
 	text, err := deathFiles.ReadFile("deaths/" + name + ".txt")
 	if err != nil {
@@ -48,8 +48,8 @@ func frame(file string, line int, function, code string) string {
 
 const traceback = "Traceback (most recent call last):\n"
 
-// engineFailed logs the end of an engine that does not start (run_engine_core in vllm/v1/engine/core.py): first its
-// logger's record, then Python's traceback, as 0.14.1 does on a CPU.
+// engineFailed logs the end of an engine that does not start (run_engine_core in vllm/v1/engine/core.py). Like 0.14.1
+// on a CPU, it logs the logger's record first, and then Python's traceback.
 func (l *logger) engineFailed(exception string) {
 	trace := traceback + frame("vllm/v1/engine/core.py", 927, "run_engine_core",
 		"engine_core = EngineCoreProc(*args, engine_index=dp_rank, **kwargs)") + exception
@@ -65,8 +65,8 @@ func (l *logger) engineFatal(exception string) {
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
-// engineLost logs that the API server has lost its engine. An engine that died without a log line is noticed by the end
-// of its process (monitor_engine_cores in vllm/v1/engine/core_client.py).
+// engineLost logs that the API server has lost its engine. logged says whether the engine logged why it died. If it did
+// not, the API server notices the end of its process (monitor_engine_cores in vllm/v1/engine/core_client.py).
 func (l *logger) engineLost(logged bool) {
 	switch {
 	case logged:
@@ -86,7 +86,7 @@ func (l *logger) apiFailed(exception string) {
 }
 
 // initFailed returns the API server's exception when its engine did not start (vllm/v1/engine/utils.py). exit is the
-// engine's exit code, or minus its signal.
+// engine's exit code, or the negative number of the signal that ended it.
 func (f *release) initFailed(exit int) string {
 	return frame("vllm/v1/engine/utils.py", 980, "wait_for_engine_startup", "raise RuntimeError(") +
 		fmt.Sprintf("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'%s': %d}",

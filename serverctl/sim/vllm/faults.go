@@ -10,8 +10,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Fault is a failure of the simulated server and its trigger. Faults are a layer around the server's start, its HTTP
-// API and its end. The engine in virtual time has none.
+// A Fault is a failure of the simulated server, with the trigger that starts it. Faults act on the server's start, its
+// HTTP API and its end. A simulation in virtual time, without a server, has no faults.
 type Fault struct {
 	Kind    string
 	Trigger string        // at, request, running or p; empty when the fault acts at a fixed point of the server's life
@@ -42,20 +42,20 @@ func (fs Faults) find(kind string) (Fault, bool) {
 	return Fault{}, false
 }
 
-// A FaultError is a mistake of the user in a fault.
+// A FaultError says what is wrong with a fault that the user gave.
 type FaultError struct{ Text string }
 
 // Error names the mistake and the allowed values.
 func (e *FaultError) Error() string { return e.Text }
 
 // A faultKind describes one kind of fault. If start is set, the fault acts while the server starts. If act is set, it
-// acts on the whole server under load. If answer or write is set, it acts on single requests. The code that stops the
-// server looks up all other kinds by name.
+// acts on the whole server under load. If answer or write is set, it acts on single requests. The server looks up all
+// other kinds by name.
 type faultKind struct {
 	name     string
-	keys     []string // the kind's keys other than triggers
+	keys     []string // keys of this kind, apart from those of triggers
 	trigger  bool     // the fault accepts at=, request=, running= and p=
-	defaults Fault    // the fault without keys
+	defaults Fault    // the fault if the user gives no keys
 
 	point     startPoint
 	start     startAction
@@ -66,13 +66,14 @@ type faultKind struct {
 	write  writeAction
 }
 
-// defaultRequest triggers the faults under load by default. By then a server is warmed up.
+// defaultRequest is the number of the request that triggers a fault under load by default. By then the server has
+// warmed up.
 const defaultRequest = 10
 
-// lasting has the key of faults with a duration.
+// lasting are the keys of faults that have a duration.
 var lasting = []string{"for"}
 
-// defaultLoad has the default trigger of a fault under load.
+// defaultLoad is a fault under load with its default trigger.
 var defaultLoad = Fault{Trigger: "request", Request: defaultRequest}
 
 // faultKinds are all faults in the order of a server's life. docs/simulator.md describes them.
@@ -86,7 +87,7 @@ var faultKinds = []faultKind{
 	{name: "die-profiling", point: whileProfiling, start: raise, exception: "profiling"},
 	{name: "bind-late", point: beforeListening, keys: lasting, defaults: Fault{For: 5 * time.Second}, start: delay},
 
-	// These faults act during the start without a trigger, and under load with one.
+	// Without a trigger these faults act during the start; with a trigger they act under load.
 	{name: "disk-full", point: whileProfiling, keys: lasting, trigger: true, start: raise,
 		act: (*faultHandler).killEngine, exception: "disk-full"},
 	{name: "too-many-files", point: whileLoading, keys: lasting, trigger: true, start: raise,
@@ -182,7 +183,7 @@ func (f *Fault) wrong(format string, args ...any) error {
 // triggers are the keys that say when a fault begins.
 var triggers = []string{"at", "request", "running", "p"}
 
-// allowed returns the fault's keys.
+// allowed returns the keys that the fault accepts.
 func (f *Fault) allowed() []string {
 	if !f.kind.trigger {
 		return f.kind.keys
@@ -190,7 +191,7 @@ func (f *Fault) allowed() []string {
 	return slices.Concat(triggers, []string{"seed"}, f.kind.keys)
 }
 
-// set reads one key.
+// set sets one key of the fault to a value.
 func (f *Fault) set(key, value string) (err error) {
 	if allowed := f.allowed(); !slices.Contains(allowed, key) {
 		if len(allowed) == 0 {
@@ -258,7 +259,7 @@ func byteCount(text string) (int64, error) {
 	return n * factor, err
 }
 
-// check sets the trigger and checks the keys together.
+// check sets the trigger, and refuses keys that do not go together. seen are the given keys.
 func (f *Fault) check(seen []string) error {
 	given := slices.DeleteFunc(slices.Clone(seen), func(key string) bool { return !slices.Contains(triggers, key) })
 	switch {

@@ -14,7 +14,7 @@ import (
 func TestParseFaults(t *testing.T) {
 	for _, row := range []struct {
 		name, text string
-		want       Fault  // only its trigger and values
+		want       Fault  // the test compares only the trigger and its values
 		wrong      string // part of the error; empty when the fault is valid
 	}{
 		{"a kind alone has its default trigger", "oom-load", Fault{Trigger: "request", Request: 10}, ""},

@@ -14,8 +14,8 @@ const (
 	defaultProfile = "h200-llama70b-fp8"
 )
 
-// FromArgs removes the simulator's own flags from a command line of vLLM. It returns the server that they describe, and
-// the rest of the args for Serve:
+// FromArgs removes the simulator's own flags from a command line of vLLM. It returns the server that these flags
+// describe, and the rest of the args for Serve:
 //
 //	--sim-profile NAME    or TUNER_SIM_PROFILE; the default is h200-llama70b-fp8
 //	--sim-fault FAULT     any number of times, in addition to TUNER_SIM_FAULTS
@@ -23,7 +23,7 @@ const (
 //	--sim-engine-process  runs the engine in its own process
 //	--sim-version VERSION or TUNER_SIM_VERSION; the default is the first of sim.Versions
 //
-// Its error is a mistake of the user.
+// An error is a mistake of the user.
 func FromArgs(args []string, getenv func(string) string) (s *Server, rest []string, err error) {
 	s = &Server{GPU: getenv("TUNER_SIM_GPU_DIR"), Version: getenv("TUNER_SIM_VERSION")}
 	profile := getenv("TUNER_SIM_PROFILE")
@@ -42,7 +42,7 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 			value, inline = args[i], true
 		}
 		switch {
-		case !own || !inline: // vLLM's parser refuses a flag without its value
+		case !own || !inline: // a flag of vLLM, or an own flag without its value, which vLLM's parser refuses
 			rest = append(rest, args[i])
 		case name == "--sim-profile":
 			profile = value
@@ -68,7 +68,7 @@ func FromArgs(args []string, getenv func(string) string) (s *Server, rest []stri
 	return s, rest, err
 }
 
-// ownArgs returns the flags that describe the server; FromArgs reads them.
+// ownArgs returns the flags from which FromArgs makes the same server.
 func (s *Server) ownArgs() []string {
 	args := []string{"--sim-profile=" + s.Profile.Name}
 	if s.version() != sim.Versions[0] {

@@ -16,12 +16,13 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A fakeGPU is a directory that stands for the memory of one GPU. Each file has one holding, except the file total, which
-// has the size in MiB. A server's file is named after its PID.
+// A fakeGPU is a directory that stands for the memory of one GPU. The file total has the size in MiB. Each other file
+// has one holding. The file of a server's holding is named after the server's PID.
 type fakeGPU struct{ dir string }
 
-// A holding is memory in use. It counts while its process lives, so that the memory becomes free however the process
-// ends, as with a real driver. Memory without a process, and memory that leaks, counts until a time.
+// A holding is memory in use on the GPU. It counts only while its process lives. So the memory becomes free however the
+// process ends, as with a real driver. Memory without a process, and memory that leaks, counts until the time Until
+// instead.
 type holding struct {
 	PID   int           `json:"pid,omitempty"`   // the process that holds the memory; 0 means none
 	Start uint64        `json:"start,omitempty"` // start of the process in clock ticks since boot; the kernel reuses PIDs
@@ -38,7 +39,7 @@ const (
 // leakForEver is the Leak of memory that never becomes free.
 const leakForEver = -1
 
-// openGPU makes the directory a GPU with total MiB.
+// openGPU makes a directory into a GPU with total MiB of memory.
 func openGPU(dir string, total float64) (*fakeGPU, error) {
 	g := &fakeGPU{dir: dir}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -78,7 +79,7 @@ func (g *fakeGPU) read(name string, content any) error {
 	return nil
 }
 
-// total returns the size in MiB, or otherwise while no server has opened the GPU yet.
+// total returns the GPU's size in MiB. If no server has opened the GPU yet, it returns the value of otherwise.
 func (g *fakeGPU) total(otherwise float64) (float64, error) {
 	size := otherwise
 	err := g.read(totalFile, &size)
@@ -88,7 +89,8 @@ func (g *fakeGPU) total(otherwise float64) (float64, error) {
 	return size, err
 }
 
-// used returns the MiB in use at a time, and the holdings of living processes in the order of their PIDs.
+// used returns the MiB that are in use at the time now. It also returns the holdings of living processes, in the order
+// of their PIDs.
 func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error) {
 	files, err := os.ReadDir(g.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -129,8 +131,9 @@ func lives(h holding) bool {
 	return err == nil && alive && start == h.Start
 }
 
-// processStart returns when a process started, in clock ticks since boot, and whether it has not ended (field 22 of
-// /proc/PID/stat, proc_pid_stat(5)). The second field is a name in parentheses with any characters.
+// processStart returns when a process started, in clock ticks since boot, and whether it still lives. These are the
+// fields 22 and 3 of /proc/PID/stat (proc_pid_stat(5)). The second field is a name in parentheses that may hold any
+// characters, so only the text after the last parenthesis is split.
 func processStart(pid int) (start uint64, alive bool, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -148,7 +151,7 @@ func processStart(pid int) (start uint64, alive bool, err error) {
 	return start, !strings.Contains("ZXx", fields[state]), err
 }
 
-// A memory is the GPU memory that this process holds. The zero memory belongs to a server without a GPU.
+// A memory is the GPU memory that this process holds. The zero memory is for a server without a GPU.
 type memory struct {
 	gpu     *fakeGPU
 	free    float64 // MiB that were free before this process held any
@@ -195,8 +198,8 @@ func (m *memory) hold(mib float64) error {
 	return m.gpu.put(m.file(), m.holding)
 }
 
-// disturbed returns vLLM's refusal when another process has released memory since the start. Then at least as much
-// memory is free as before the weights were loaded.
+// disturbed returns vLLM's error if another process has released memory since the start. It notices this when at least
+// as much memory is free as before the weights were loaded.
 func (m *memory) disturbed() error {
 	if m.gpu == nil {
 		return nil
@@ -221,6 +224,6 @@ func (m *memory) file() string { return strconv.Itoa(m.holding.PID) }
 // release frees the memory, unless it leaks. It may be called again.
 func (m *memory) release() {
 	if m.gpu != nil && m.holding.Leak == 0 {
-		_ = os.Remove(filepath.Join(m.gpu.dir, m.file())) // the file does not count after the end of the process anyway
+		_ = os.Remove(filepath.Join(m.gpu.dir, m.file())) // may fail: a file without its process does not count
 	}
 }

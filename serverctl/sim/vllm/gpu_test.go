@@ -15,7 +15,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// usedMiB returns the memory in use of the GPU in a directory, and its holders.
+// usedMiB returns the MiB in use on the GPU in a directory, and who holds them.
 func usedMiB(t *testing.T, dir string) (float64, []holding) {
 	t.Helper()
 	used, holders, err := (&fakeGPU{dir: dir}).used(time.Now())
@@ -265,7 +265,7 @@ func TestNvidiaSMIEndsWhenNobodyReads(t *testing.T) {
 	}
 }
 
-// A closedWriter accepts left writes and fails the later ones.
+// A closedWriter accepts as many writes as left says, and fails all later writes.
 type closedWriter struct{ left int }
 
 func (w *closedWriter) Write(p []byte) (int, error) {

@@ -6,7 +6,8 @@ import (
 	"strings"
 )
 
-// The help of each version, as its own parser printed it (serverctl/vllmlab/record.py).
+// helpFiles are the help texts of each version of vLLM, as that version's parser printed them
+// (serverctl/vllmlab/record.py).
 //
 //go:embed versions/*/help.txt versions/*/help-all.txt
 var helpFiles embed.FS

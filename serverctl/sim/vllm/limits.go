@@ -8,20 +8,21 @@ import (
 	"time"
 )
 
-// vLLM reads a body of any size. A simulated server runs beside other programs, and must not use up their memory.
+// These limits exist because a simulated server runs beside other programs, and must not use up their memory. vLLM
+// reads a body of any size.
 const (
-	maxBody   = 16 << 20         // bytes: several times the longest context of a model, as text or as token ids
+	maxBody   = 16 << 20         // bytes; several times the longest context of a model, as text or as token ids
 	smallBody = 64 << 10         // bytes; any number of smaller bodies may arrive at once
-	bodiesIn  = 64 << 20         // bytes of larger bodies that may arrive at once
+	bodiesIn  = 64 << 20         // bytes of all larger bodies together that may arrive at once
 	bodyTime  = time.Minute      // time for a body to arrive
-	maxValues = 1 << 18          // values in a body; the limit is at least twice the model's length, because vLLM refuses a longer prompt anyway
-	maxHead   = 64 << 10         // bytes of a request's line and headers, uvicorn's own limit
-	headTime  = 20 * time.Second // time for the line and the headers to arrive
+	maxValues = 1 << 18          // values in a JSON body, or 2 × MaxModelLen if more; vLLM refuses longer prompts anyway
+	maxHead   = 64 << 10         // bytes of a request's first line and headers; uvicorn has the same limit
+	headTime  = 20 * time.Second // time for the first line and the headers to arrive
 	idleTime  = 5 * time.Minute  // time that a connection may stay open without a request
 	maxConns  = 8192             // connections that are open at once; further clients wait
 )
 
-// readBody reads the body of a request.
+// readBody reads the body of a request, within the limits above.
 func (a *api) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiError) {
 	size := r.ContentLength
 	switch {
@@ -38,9 +39,9 @@ func (a *api) readBody(w http.ResponseWriter, r *http.Request) ([]byte, *apiErro
 		defer a.bodies.Release(size)
 	}
 	control := http.NewResponseController(w)
-	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // a test's writer has no deadlines
+	_ = control.SetReadDeadline(time.Now().Add(bodyTime)) // fails only in tests, whose writer has no deadlines
 	text, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
-	_ = control.SetReadDeadline(time.Time{}) // with the deadline the connection would end during the answer
+	_ = control.SetReadDeadline(time.Time{}) // without this, the deadline could cut off the answer
 	maxCount := max(maxValues, 2*a.live.engine.Options.MaxModelLen)
 	switch _, isTooLarge := errors.AsType[*http.MaxBytesError](err); {
 	case isTooLarge:
@@ -58,7 +59,8 @@ func tooLarge(limit string) *apiError {
 		message: "The request body has more than " + limit + ", the simulated server's limit"}
 }
 
-// countValues estimates the number of values in a JSON text by its commas. encoding/json limits the depth.
+// countValues estimates the number of values in a JSON text by its commas. encoding/json itself limits how deep values
+// may nest.
 func countValues(text []byte) (n int) {
 	inString := false
 	for i := 0; i < len(text); i++ {

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-// An endless reader returns a request with an endless list of token ids.
+// An endless is a reader of a request whose list of token ids never ends.
 type endless struct {
 	mu    sync.Mutex
 	taken int // bytes
@@ -37,7 +37,7 @@ func TestBodiesAndHeadsAreBounded(t *testing.T) {
 		var all sync.WaitGroup
 		clients := 1
 		if path == "/v1/completions" {
-			clients = 4 // as many large bodies as may arrive at once
+			clients = 4 // four bodies of maxBody use up bodiesIn
 		}
 		for range clients {
 			all.Go(func() {
@@ -79,8 +79,8 @@ func TestBodiesAndHeadsAreBounded(t *testing.T) {
 	}
 }
 
-// The longest text gets vLLM's answer. A list with too many values is refused, because in memory it takes many times
-// its size.
+// The longest text gets vLLM's answer. A list with too many values is refused, because it takes many times its size in
+// memory.
 func TestTheLargestBodies(t *testing.T) {
 	t.Parallel()
 	url := serveFast(t, "0.32.0", "m", "--max-model-len", "4096")

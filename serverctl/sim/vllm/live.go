@@ -15,19 +15,19 @@ type sequence struct {
 	updates *updates // one list for all sequences of the request
 	group   *group
 
-	// The times are in seconds of the engine's clock.
-	arrived   float64 // at the API server
-	queued    float64 // at the scheduler
-	scheduled float64 // for the first time
+	// The times below are in seconds of the engine's clock.
+	arrived   float64 // when the request came to the API server
+	queued    float64 // when the sequence came to the scheduler
+	scheduled float64 // when the engine scheduled the sequence for the first time
 	first     float64 // end of the step of the first token
 	last      float64 // end of the step of the latest token
-	reported  int     // tokens that were put into updates so far
+	reported  int     // number of tokens that were put into updates so far
 }
 
-// A group holds what the n answers to one prompt share.
+// A group is shared by the n answers to one prompt.
 type group struct {
-	n, left int // answers in all, and those without their last token
-	longest int // tokens of the longest finished answer
+	n, left int // number of answers, and how many of them are not finished
+	longest int // number of tokens of the longest finished answer
 }
 
 // An update is the result of one step for one sequence. Its tokens are one chunk of a stream.
@@ -42,7 +42,7 @@ type update struct {
 type updates struct {
 	mu    sync.Mutex
 	list  []update
-	ready chan struct{} // has one element while the list is not empty
+	ready chan struct{} // wakes the handler: has an element after a put
 }
 
 // put appends an update.
@@ -56,7 +56,8 @@ func (u *updates) put(one update) {
 	}
 }
 
-// take returns the list, which may be empty. before is the list of the previous call, whose memory take reuses.
+// take returns the list, which may be empty, and begins a new list. before is the list that the previous call returned;
+// take reuses its memory.
 func (u *updates) take(before []update) []update {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -65,31 +66,31 @@ func (u *updates) take(before []update) []update {
 	return list
 }
 
-// A delivery has the updates of one step, for the clients.
+// A delivery is the updates of one step, for the clients.
 type delivery struct {
 	at  time.Time // when the clients shall see the tokens
 	end float64   // end of the step, in seconds of the engine's clock
 	to  []update
 }
 
-// A live engine runs in real time: it delivers a step's tokens when the client would see them. A step begins where the
-// one before ended on the engine's own clock, so that a late wake-up of this process does not slow the simulated GPU
-// down.
+// A live engine runs in real time: it delivers a step's tokens when a client of a real server would see them. On the
+// engine's own clock a step begins when the previous step ended. So a late wake-up of this process does not slow the
+// simulated GPU down.
 //
-// One goroutine computes the steps and hands out all tokens of a step at once. So there is one timer, whatever the
-// number of streams.
+// One goroutine computes the steps and hands out all tokens of a step at once. So one timer is enough for any number of
+// streams.
 type live struct {
 	mu     sync.Mutex
 	engine *sim.Engine
 	began  time.Time
-	now    float64 // the engine's clock, seconds since began
+	now    float64 // the engine's clock, in seconds since began
 	wake   chan struct{}
 	open   map[*sim.Request]*sequence
 	queue  []*sequence // sequences that the engine has not scheduled yet, in the order of their arrival
-	frozen int         // calls of freeze without a thaw; above 0 the engine stands still
+	frozen int         // number of calls of freeze without a thaw; above 0 the engine stands still
 	stats  *stats
 
-	due []delivery // deliveries to come, in order; only run uses them
+	due []delivery // deliveries to come, in order; only run's goroutine uses them
 }
 
 // frozenPoll is how often a frozen engine checks whether it may go on.
@@ -113,7 +114,7 @@ func (l *live) submit(sequences []*sequence) *updates {
 	defer l.mu.Unlock()
 	now := l.clock()
 	if l.engine.Idle() {
-		l.now = max(l.now, now) // the last step may end later: one GPU does one step at a time
+		l.now = max(l.now, now) // l.now may be the end of a step that still runs: a GPU does one step at a time
 	}
 	for i, s := range sequences {
 		s.index, s.updates, s.queued = i, updates, now
@@ -140,7 +141,7 @@ func (l *live) abort(sequences []*sequence) {
 	}
 }
 
-// with calls f while no step is computed.
+// with lets f use the engine. No step is computed in the meantime.
 func (l *live) with(f func(*sim.Engine)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -202,7 +203,8 @@ func (l *live) step() (end time.Time, busy bool) {
 	}
 	began := l.now
 	then := l.engine.Step(began)
-	if then == began { // the request can never fit: wait until its client gives up
+	// No progress: the first request can never fit. Wait until its client gives up.
+	if then == began {
 		return time.Now().Add(time.Second), true
 	}
 	l.now = then
@@ -219,8 +221,8 @@ func (l *live) step() (end time.Time, busy bool) {
 	return end, true
 }
 
-// noteScheduled notes the time of the sequences that the engine scheduled in the step that began at now. The engine
-// schedules sequences in the order of their arrival.
+// noteScheduled sets the field scheduled of the sequences that the step at the time now took up. It looks only at the
+// front of the queue, because the engine takes sequences in the order of their arrival.
 func (l *live) noteScheduled(now float64) {
 	for len(l.queue) > 0 {
 		s := l.queue[0]

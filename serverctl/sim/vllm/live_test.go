@@ -37,7 +37,7 @@ func TestUpdatesComeInOrder(t *testing.T) {
 	const all = 10_000
 	u := &updates{ready: make(chan struct{}, 1)}
 	u.put(update{tokens: 0})
-	u.put(update{tokens: 1}) // the test takes neither of the two yet
+	u.put(update{tokens: 1}) // the test has taken neither update yet, and put has not waited
 	go func() {
 		for i := 2; i < all; i++ {
 			u.put(update{tokens: i})

@@ -10,14 +10,14 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The two processes of the log. The log calls the second one release.engine.
+// These are the two processes that write to the log. In the log the engine core has the name release.engine.
 const (
 	apiServer  = "APIServer"
 	engineCore = "EngineCore"
 )
 
-// A logger writes vLLM's log, as with NO_COLOR=1. Records go to out; tracebacks and other output of Python itself go to
-// errors. Each line begins with the process's name and PID (vllm/utils/system_utils.py).
+// A logger writes vLLM's log without colours, as vLLM does with NO_COLOR=1. Records go to out. Tracebacks and other
+// output of Python itself go to errors. Each line begins with the process's name and PID (vllm/utils/system_utils.py).
 type logger struct {
 	out, errors io.Writer
 	release     *release
@@ -36,7 +36,7 @@ func (l *logger) prefix(process string) string {
 	return fmt.Sprintf("(%s pid=%d) ", process, l.apiPID)
 }
 
-// introduce writes the first record of an API server, its version. Since 0.32.0 this is vLLM's record with
+// introduce logs the version, as an API server does first. Since 0.32.0 this is what vLLM logs with
 // VLLM_DISABLE_LOG_LOGO=1 (log_version_and_model in vllm/entrypoints/serve/utils/api_utils.py).
 func (l *logger) introduce(o sim.Options) {
 	if l.release.since032 {
@@ -46,7 +46,7 @@ func (l *logger) introduce(o sim.Options) {
 	l.api("vLLM API server version %s", l.release.version)
 }
 
-// engineReady writes what the API server logs when its engine has started and its HTTP server has not.
+// engineReady writes what the API server logs when its engine has started, but its HTTP server has not.
 func (l *logger) engineReady(address string) {
 	server := "vLLM API server 0"
 	if l.release.since032 {
@@ -64,7 +64,8 @@ func (l *logger) stopping() {
 	l.api("Shutting down FastAPI HTTP server.")
 }
 
-// line writes a record. Records of vLLM name a source file and a line in brackets, which no program reads.
+// line writes a record. vLLM's records name a source file and a line in brackets. No program reads these, so line
+// always writes [simulated:1].
 func (l *logger) line(process, level, format string, args ...any) {
 	head := fmt.Sprintf("%s%s %s [simulated:1] ", l.prefix(process), level, time.Now().Format("01-02 15:04:05"))
 	l.write(l.out, head, fmt.Sprintf(format, args...))
@@ -83,7 +84,7 @@ func (l *logger) engineError(format string, args ...any) {
 // trace writes output that a process does not send through its logger.
 func (l *logger) trace(process, text string) { l.write(l.errors, l.prefix(process), text) }
 
-// uvicorn writes one line of uvicorn.
+// uvicorn writes one line of the log of uvicorn, vLLM's HTTP server.
 func (l *logger) uvicorn(format string, args ...any) {
 	head := "INFO:     "
 	if !l.release.since032 {
@@ -92,8 +93,8 @@ func (l *logger) uvicorn(format string, args ...any) {
 	l.write(l.out, head, fmt.Sprintf(format, args...))
 }
 
-// write writes all lines in one call, each with the head before it. It ignores errors, because a server must not end
-// when its log cannot be written.
+// write writes all lines of text in one call, and puts head before each line. It ignores errors, because a server must
+// not end when its log cannot be written.
 func (l *logger) write(w io.Writer, head, text string) {
 	var b strings.Builder
 	for line := range strings.SplitSeq(text, "\n") {

@@ -12,11 +12,12 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The metrics of each version without their values, as a server of that version writes them (serverctl/vllmlab/record.py).
-// With speculative decoding, speculation.txt comes first (vllm/v1/spec_decode/metrics.py).
+// metricFiles are the metrics of each version without their values, as a server of that version writes them
+// (serverctl/vllmlab/record.py). With speculative decoding, speculation.txt comes first
+// (vllm/v1/spec_decode/metrics.py).
 //
-// Go's client library would write other text: Python's writes gauges NAME_created, and its own form of numbers. Some
-// clients match samples by their text.
+// Go's client library would write another text. Python's library also writes gauges NAME_created, and has its own form
+// of numbers. Some clients compare samples as text.
 //
 //go:embed versions/*/metrics.txt versions/speculation.txt
 var metricFiles embed.FS
@@ -48,7 +49,7 @@ func metricLines(o sim.Options) (lines []string) {
 	return lines
 }
 
-// metrics answers with all metrics of vLLM. As in vLLM there are none with --disable-log-stats.
+// metrics answers with all metrics of vLLM. With --disable-log-stats there are none, as in vLLM.
 func (a *api) metrics(w http.ResponseWriter, _ *http.Request) {
 	var text string
 	a.live.with(func(e *sim.Engine) {
@@ -58,7 +59,7 @@ func (a *api) metrics(w http.ResponseWriter, _ *http.Request) {
 	})
 	// The content type of prometheus_client 0.26, with which all versions were recorded.
 	w.Header().Set("Content-Type", "text/plain; version=1.0.0; charset=utf-8")
-	_, _ = w.Write([]byte(text)) // fails when the client has disconnected
+	_, _ = w.Write([]byte(text)) // fails only when the client has disconnected
 }
 
 // recordedModel is the model name of the recorded server.
@@ -88,7 +89,7 @@ func (s *stats) exposition(e *sim.Engine) string {
 				s.histograms[words[2]].write(&b, words[2], model)
 			}
 			continue
-		case ofHistogram.MatchString(name): // written after its TYPE
+		case ofHistogram.MatchString(name): // its samples were written after its TYPE line
 			continue
 		case strings.HasSuffix(name, "_created"):
 			value = created
@@ -100,8 +101,8 @@ func (s *stats) exposition(e *sim.Engine) string {
 	return b.String()
 }
 
-// values returns the values that are simulated, by the name and by the labels that not all samples have. All other
-// values are 0, for features that are not simulated.
+// values returns the simulated values. A key is a name with those labels that not all samples have. All other samples
+// have the value 0, because the simulator does not have their features.
 func (s *stats) values(e *sim.Engine) map[string]float64 {
 	t, waiting := e.Totals, float64(e.Waiting())
 	values := map[string]float64{

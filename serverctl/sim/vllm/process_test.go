@@ -22,10 +22,10 @@ import (
 )
 
 // The tests of faults run servers as processes, because they test signals, exit codes and orphans. They take about ten
-// seconds, mostly of waiting. Five of these are for the one test with the full watchdogTime.
+// seconds, mostly of waiting. Five of these seconds are for the one test that waits the full watchdogTime.
 
-// The test binary is the simulated server too: `vllm.test sim serve …` acts as `tuner sim serve …`. An argument selects
-// this, because one of the server's processes has an empty environment.
+// The test binary is also the simulated server: `vllm.test sim serve …` acts as `tuner sim serve …`. An argument
+// selects this, not an environment variable, because one of the server's processes has an empty environment.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "sim" {
 		os.Exit(playSim(os.Args[2:]))
@@ -77,7 +77,7 @@ func report(err error) int {
 // limit is how long a test waits for an event that takes a fraction of a second on a quiet machine.
 const limit = 30 * time.Second
 
-// await waits for a condition.
+// await waits until the condition is true. After limit it fails the test.
 func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !condition(); time.Sleep(10 * time.Millisecond) {
@@ -87,7 +87,7 @@ func await(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// A simProcess is a simulated server that is a process.
+// A simProcess is a simulated server that runs as a process of its own.
 type simProcess struct {
 	t      *testing.T
 	cmd    *exec.Cmd
@@ -104,8 +104,8 @@ func selfCommand(words ...string) *exec.Cmd {
 	return cmd
 }
 
-// startSim starts a server of 16 GiB that is ready at once, unless its flags delay it. After the test the server and
-// its process group are killed.
+// startSim starts a server with a GPU of 16 GiB. The server is ready at once, unless its flags delay it. After the test
+// the server and its process group are killed.
 func startSim(t *testing.T, flags ...string) *simProcess {
 	t.Helper()
 	port := freePort(t)
@@ -209,7 +209,7 @@ func (s *simProcess) engine() int {
 	return pid
 }
 
-// A streamed answer is read while it arrives.
+// A streamed is an answer that the test reads while it arrives.
 type streamed struct {
 	ended chan struct{}
 	drop  context.CancelFunc // disconnects the client
@@ -221,7 +221,7 @@ type streamed struct {
 	err    error // why the answer ended early; nil when it is complete
 }
 
-// ask sends a completion request. The end of the test or of ctx ends it.
+// ask sends a completion request. The request ends with ctx or with the test, if not before.
 func (s *simProcess) ask(ctx context.Context, stream bool, tokens int) *streamed {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &streamed{ended: make(chan struct{}), drop: cancel}
@@ -297,7 +297,8 @@ func inOrder(text string, parts []string) (missing string) {
 	return ""
 }
 
-// statField returns a field of /proc/PID/stat by its number in proc_pid_stat(5), from 3; "" when the process has ended.
+// statField returns a field of /proc/PID/stat. number is its number in proc_pid_stat(5), at least 3. When the process
+// has ended, it returns "".
 func statField(pid, number int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -319,7 +320,7 @@ func alive(pid int) bool {
 	return state != "" && state != "Z" && state != "X"
 }
 
-// ignoresSIGTERM reads the mask of ignored signals, proc_pid_status(5).
+// ignoresSIGTERM reports whether a process ignores SIGTERM, by its mask of ignored signals (proc_pid_status(5)).
 func ignoresSIGTERM(t *testing.T, pid int) bool {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

@@ -25,11 +25,11 @@ import (
 var recordedArgs = []string{"/models/tiny", "--served-model-name", "tiny", "--max-model-len", "128", "--max-num-seqs", "8",
 	"--max-num-batched-tokens", "2048", "--load-format", "dummy", "--dtype", "bfloat16", "--enforce-eager", "--api-key", "key", "--host", "127.0.0.1"}
 
-// A recordedAnswer is what a real server answered to a request of requests.json.
+// A recordedAnswer is the answer of a real server to one request of requests.json.
 type recordedAnswer struct {
 	Name   string
 	Status int
-	Type   string // of the content; "" when there is no body
+	Type   string // content type; "" when there is no body
 	Body   string
 }
 
@@ -37,7 +37,7 @@ type recordedAnswer struct {
 type recordedRequest struct {
 	Name, Method, Path string
 	Body               json.RawMessage
-	Headers            map[string]*string // nil removes a header
+	Headers            map[string]*string // headers to set; the value nil removes one
 }
 
 func readJSON[T any](t *testing.T, name string) (v T) {
@@ -52,9 +52,9 @@ func readJSON[T any](t *testing.T, name string) (v T) {
 	return v
 }
 
-// Answers have the status, headers and JSON of the recorded ones, with all fields in the same order. The test does not
-// compare ids, times, texts, and token counts of texts. A real model may end an answer early, and a busy real server
-// joins some chunks of a stream; the test ignores both.
+// Answers have the same status, content type and JSON as the recorded ones, with all fields in the same order. The test
+// does not compare ids, times, texts, and token counts of texts. A real model may end an answer early, and a busy real
+// server joins some chunks of a stream; the test ignores both.
 func TestAnswersAreThoseOfVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
 	requests := readJSON[[]recordedRequest](t, "requests.json")
@@ -135,7 +135,7 @@ var masks = []struct {
 	{regexp.MustCompile(`"tokens":\[[\d,]*\]`), `"tokens":[]`},
 }
 
-// tokenCounts are the token counts that depend on the tokenizer.
+// tokenCounts matches token counts, which depend on the tokenizer.
 var tokenCounts = regexp.MustCompile(`("(?:prompt_tokens|total_tokens|completion_tokens|count)":)\d+`)
 
 // ofTexts matches the names of requests whose prompt is a text, or whose answer a real model ended early.
@@ -156,11 +156,11 @@ func masked(a recordedAnswer) string {
 	return fmt.Sprintf("%d %s %s", a.Status, a.Type, body)
 }
 
-// unfinished matches a chunk of a completion except the last.
+// unfinished matches every chunk of a completion except the last.
 var unfinished = regexp.MustCompile(`(?m)^data: .*"text":"words","logprobs":null,"finish_reason":null.*\n`)
 
-// chunksOnce keeps each different chunk of a stream once, in order of first appearance, without the counts of
-// continuous usage. A busy server may have joined some chunks.
+// chunksOnce removes repeated chunks from a stream, because a busy server may have joined some chunks. It also removes
+// the token counts of single chunks, and sorts the chunks by the index of their answer.
 func chunksOnce(body string) string {
 	var kept []string
 	for chunk := range strings.SplitSeq(body, "\n\n") {
@@ -171,7 +171,7 @@ func chunksOnce(body string) string {
 			kept = append(kept, chunk)
 		}
 	}
-	slices.SortStableFunc(kept, func(a, b string) int { // answers of one request overtake each other
+	slices.SortStableFunc(kept, func(a, b string) int { // chunks of several answers come in any order
 		return strings.Compare(index.FindString(a), index.FindString(b))
 	})
 	return strings.Join(kept, "\n")
@@ -179,7 +179,7 @@ func chunksOnce(body string) string {
 
 var index = regexp.MustCompile(`"index":\d+`)
 
-// serveAs starts a small-fast server of a version that is ready at once.
+// serveAs starts a server of a version of vLLM with the profile small-fast. The server is ready at once.
 func serveAs(t *testing.T, version string, args ...string) (string, *logBuffer) {
 	t.Helper()
 	p := profile(t, "small-fast")
@@ -187,7 +187,7 @@ func serveAs(t *testing.T, version string, args ...string) (string, *logBuffer) 
 	return serveWith(t, &Server{Profile: p, Version: version}, args...)
 }
 
-// serveFast is serveAs with steps of half a millisecond.
+// serveFast is like serveAs, but each step takes half a millisecond. It returns only the URL.
 func serveFast(t *testing.T, version string, args ...string) string {
 	t.Helper()
 	p := profile(t, "small-fast")
@@ -242,7 +242,7 @@ func linesOfMetrics(text string) (lines []string) {
 	return lines
 }
 
-// Each version has its own flags. serverctl's test of the help compares all of them with the help.
+// Each version has its own flags. A test of serverctl compares all flags with the help.
 func TestEachVersionHasItsOwnFlags(t *testing.T) {
 	for _, row := range []struct {
 		version, flag string
@@ -259,11 +259,12 @@ func TestEachVersionHasItsOwnFlags(t *testing.T) {
 	}
 }
 
-// All lines that a server logs at its start and its end are lines of a real one, in the same order. The test logs how
-// many recorded lines it lacks: lines about a CPU, about the configuration, and others that serverctl does not read.
+// All lines that a simulated server logs at its start and its end are lines of a real server, in the same order. The
+// test logs how many lines of the real server are missing. These are lines about a CPU, about the configuration, and
+// others that serverctl does not read.
 func TestTheLogIsThatOfVLLM(t *testing.T) {
-	// Lines that begin with these texts come from a server on a GPU, or with VLLM_DISABLE_LOG_LOGO=1. The recorded
-	// servers ran on a CPU and logged a logo.
+	// The recordings lack lines that begin with these texts. Only a server on a GPU logs them, or one with
+	// VLLM_DISABLE_LOG_LOGO=1. The recorded servers ran on a CPU and logged a logo.
 	unrecorded := []string{"Model loading took", "Using cache directory", "torch.compile t", "Available KV cache memory", "Graph capturing finished",
 		"Starting to load model", "Loading model from scratch", "GPU KV cache size", "vLLM server version"}
 	for _, version := range sim.Versions {
@@ -309,8 +310,8 @@ var (
 	logModel  = regexp.MustCompile(`with config: .*`)
 )
 
-// logForms returns the lines of a log as process, level and text, without times, sources, numbers and the model's
-// values.
+// logForms returns the lines of a log with their process, level and text. It leaves out times, sources, numbers and the
+// model's values.
 func logForms(text string) (forms []string) {
 	for line := range strings.Lines(text) {
 		line = logSource.ReplaceAllString(strings.TrimRight(line, " \n"), "[source]")
@@ -322,7 +323,8 @@ func logForms(text string) (forms []string) {
 	return forms
 }
 
-// vLLM logs how it has read its command line. In this table · is a space within a word.
+// vLLM logs how it has read its command line, and the simulator must log the same. In this table · is a space within a
+// word.
 func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 	for _, row := range []struct{ name, version, args, want string }{
 		{"names and values", "0.14.1", "m --max_num_seqs 8 --max-num-batched-tokens=1k --max-model-len 2K", `{'model_tag': 'm', 'model': 'm', 'max_model_len': 2048, 'max_num_batched_tokens': 1000, 'max_num_seqs': 8}`},

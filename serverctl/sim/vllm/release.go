@@ -7,8 +7,8 @@ import (
 )
 
 // A release has the differences between versions of vLLM that a client or a reader of the log sees. They were compared
-// with the logs and answers of 0.14.1 and 0.32.0 on a CPU (testdata/recordings). What only a GPU produces, and 0.33.0,
-// were compared with the sources.
+// with the logs and answers of each version on a CPU (testdata/recordings). The recording of 0.33.0 used its Python
+// sources with the compiled code of 0.32.0. Texts that only a GPU produces were compared with the sources.
 type release struct {
 	version  string
 	since032 bool   // 0.32.0 or later
@@ -21,7 +21,7 @@ var releases = map[string]*release{
 	"0.33.0": {version: "0.33.0", since032: true, engine: "EngineCore"},
 }
 
-// releaseOf returns the release that the options name; options without a version mean the first.
+// releaseOf returns the release that the options name. Options without a version mean the first of sim.Versions.
 func releaseOf(o sim.Options) *release {
 	return releases[cmp.Or(o.Version, sim.Versions[0])]
 }

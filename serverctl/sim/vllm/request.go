@@ -11,20 +11,20 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// An apiError is an answer with vLLM's error envelope.
+// An apiError is an error answer in vLLM's JSON form.
 type apiError struct {
 	status  int
 	kind    string
 	message string
-	param   string // the field at fault; empty is null
+	param   string // the wrong field of the request; empty means null
 }
 
-// badRequest refuses a request. param is the field at fault, if there is one.
+// badRequest returns the error for a request that is refused with status 400. param is the wrong field, or empty.
 func badRequest(param, format string, args ...any) *apiError {
 	return &apiError{http.StatusBadRequest, "BadRequestError", fmt.Sprintf(format, args...), param}
 }
 
-// write answers with the error.
+// write sends the error as the answer.
 func (e *apiError) write(w http.ResponseWriter) {
 	param := "null"
 	if e.param != "" {
@@ -52,8 +52,8 @@ func toJSON(v any) string {
 	return strings.TrimSuffix(b.String(), "\n")
 }
 
-// A completionBody has the fields of a completion or a chat that the server reads. It ignores all other fields. A null
-// field means the same as a missing one.
+// A completionBody has those fields of a completion or chat request that the server reads. The server ignores all other
+// fields. A null field means the same as a missing one.
 type completionBody struct {
 	Model         string  `json:"model"`
 	Prompt        prompts `json:"prompt"`
@@ -93,7 +93,7 @@ func (p *prompts) UnmarshalJSON(body []byte) error {
 	return nil
 }
 
-// A chat is the text of a list of messages: the role and the contents of each.
+// A chat is a list of messages as one text: the role and the content of each message.
 type chat string
 
 // UnmarshalJSON joins messages whose contents are texts or lists of text parts.
@@ -137,7 +137,7 @@ func contentOf(content json.RawMessage) (text string, err error) {
 	return text, nil
 }
 
-// readJSON reads the body of a request into v, and checks the model that it names.
+// readJSON reads the body of a request into v, and checks that the server serves the model which the body names.
 func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any, model *string) *apiError {
 	text, refusal := a.readBody(w, r)
 	if refusal != nil {
@@ -149,15 +149,15 @@ func (a *api) readJSON(w http.ResponseWriter, r *http.Request, v any, model *str
 	return a.checkModel(*model)
 }
 
-// A completion is what one request asks for.
+// A completion is what one request for a completion or a chat asks for.
 type completion struct {
 	chat     bool
 	prompts  [][]int32
-	output   int     // tokens of each answer
-	n        int     // answers to each prompt
+	output   int     // number of tokens in each answer
+	n        int     // number of answers to each prompt
 	stream   bool    // the answer is a stream of chunks
-	usage    bool    // a stream ends with its usage
-	allUsage bool    // every chunk has its usage
+	usage    bool    // the last chunk of a stream has the token counts
+	allUsage bool    // every chunk has the token counts so far
 	arrived  float64 // time of the request, in seconds of the engine's clock
 }
 
@@ -204,11 +204,12 @@ func (a *api) checkModel(name string) *apiError {
 }
 
 const (
-	defaultMaxTokens = 16 // tokens of a completion without max_tokens
-	// maxAnswers limits n. Since 0.32.0 this is vLLM's own limit; 0.14.1 has none, and would run out of memory.
+	defaultMaxTokens = 16 // number of tokens in an answer, for a completion without max_tokens
+	// maxAnswers limits n, the number of answers to each prompt. vLLM has the same limit since 0.32.0. 0.14.1 has no
+	// limit, and would run out of memory.
 	maxAnswers = 16384
-	// maxSequences limits the answers to all prompts of one request, for the simulator's own memory. vLLM has no such
-	// limit.
+	// maxSequences limits the number of answers to all prompts of one request, to save the simulator's memory. vLLM has
+	// no such limit.
 	maxSequences = 16 * maxAnswers
 )
 

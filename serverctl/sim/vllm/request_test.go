@@ -9,7 +9,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A request that real vLLM refuses with status 400 gets the same status and error envelope, and a message of our own.
+// What vLLM refuses with status 400, the simulator refuses too. It sends the same status and the same form of JSON,
+// with a message of its own.
 func TestBadRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	const served = "served"
@@ -20,7 +21,7 @@ func TestBadRequestsAreRefused(t *testing.T) {
 	prompt := func(tokens int) string { return "[5" + strings.Repeat(",5", tokens-1) + "]" }
 	for _, row := range []struct {
 		name, path, body string
-		old, later       string // part of the message of 0.14.1, and of later versions; an empty later means old
+		old, later       string // part of the message: of 0.14.1, and of later versions (empty: the same)
 	}{
 		{"no body", "completions", ``, "not valid", ""},
 		{"a list", "completions", `[]`, "not valid", ""},

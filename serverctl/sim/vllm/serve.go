@@ -1,5 +1,5 @@
-// Package vllm is `vllm serve` without a GPU: the HTTP API, the log, the metrics, the processes and the failures of
-// three versions of vLLM, in real time, around the engine of serverctl/sim. It knows nothing of the tuner.
+// Package vllm is `vllm serve` without a GPU. Around the engine of serverctl/sim it simulates the HTTP API, the log,
+// the metrics, the processes and the failures of three versions of vLLM, in real time. It knows nothing of the tuner.
 package vllm
 
 import (
@@ -28,21 +28,22 @@ type Server struct {
 	Version string // version of vLLM; empty means the first of sim.Versions
 	Faults  Faults
 
-	// EngineProcess gives the engine a process of its own, as vLLM's has; Reexec must be set.
+	// EngineProcess runs the engine in a process of its own, as vLLM does. Reexec must then be set.
 	EngineProcess bool
 	// GPU is a directory that stands for the GPU's memory. If it is empty, the server does not count memory.
 	GPU string
 	// Reexec is the beginning of a command line that runs this program as an engine or a child, such as [tuner sim].
-	// The server appends engine or child and their args. It always runs /proc/self/exe, whatever the first word.
+	// The server appends engine or child and their args. The program that runs is always /proc/self/exe, whatever the
+	// first word is.
 	Reexec []string
 
 	Out io.Writer // vLLM's log
 	Err io.Writer // what Python writes to its standard error; nil means Out
 }
 
-// Serve reads vLLM's args, logs the start, takes the profile's time to start, and answers HTTP until ctx ends, a fault
-// ends it, or its engine dies. It returns nil where vLLM exits with 0, which includes the death of the engine. ExitCode
-// returns vLLM's exit code for an error. Serve has logged the error as vLLM does, except a *FaultError.
+// Serve reads vLLM's args, logs the start, takes the profile's time to start, and answers HTTP. It ends when ctx ends,
+// a fault ends it, or its engine dies. It returns nil when vLLM would exit with 0, as after the death of the engine.
+// For an error, ExitCode returns vLLM's exit code. Serve has logged the error as vLLM does, unless it is a *FaultError.
 func (s *Server) Serve(ctx context.Context, args []string) error {
 	began := time.Now()
 	if err := s.check(); err != nil {
@@ -65,7 +66,7 @@ func (s *Server) logger() *logger {
 
 func (s *Server) version() string { return cmp.Or(s.Version, sim.Versions[0]) }
 
-// check refuses faults that need a missing setting.
+// check refuses faults that need a setting which is missing.
 func (s *Server) check() error {
 	if _, ok := s.Faults.find("leak-gpu"); ok && s.GPU == "" {
 		return &FaultError{"fault leak-gpu needs a simulated GPU: give --sim-gpu DIR"}
@@ -148,10 +149,11 @@ func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memo
 	return m, nil
 }
 
-// loadWeights takes the time of the phases up to the profile run and logs them.
+// loadWeights simulates the phases of a start up to the profile run. It waits as long as each phase takes, and logs it.
 func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t := s.Profile, s.Profile.StartUp
-	if log.release.since032 { // on a GPU the second model runner (v1/worker/gpu/model_runner.py) is the default
+	// On a GPU the second model runner (v1/worker/gpu/model_runner.py) is the default, and logs this text.
+	if log.release.since032 {
 		log.engine("Loading model from scratch...")
 	} else {
 		log.engine("Starting to load model %s...", o.Source())
@@ -175,8 +177,8 @@ func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log 
 	return errors.Join(s.applyFaults(ctx, whileProfiling, o, log), m.disturbed())
 }
 
-// sizeCache ends a start with the KV cache and the CUDA graphs. As in vLLM this comes after the weights, so a start
-// with too small a cache fails late.
+// sizeCache simulates the last phases of a start: the KV cache and the CUDA graphs. As in vLLM they come after the
+// weights, so a start with too small a cache fails late.
 func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t := s.Profile, s.Profile.StartUp
 	log.engine("Available KV cache memory: %s GiB", roundGiB(p.KVGiB(o)))
@@ -229,14 +231,14 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 	select {
 	case err := <-served:
 		return err
-	case <-h.ended: // a fault has ended the server, or its engine is dead and the streams have ended
+	case <-h.ended: // a fault has ended the server, or its engine died a while ago
 	case <-ctx.Done():
 		h.log.stopping()
 		if slow, ok := s.Faults.find("slow-stop"); ok {
 			time.Sleep(slow.For)
 		}
 		stopEngine()
-		h.close() // before the engine stops, so that it does not count as dead
+		h.close() // before the engine stops: otherwise the handler would count it as dead
 		h.core.stop()
 	}
 	h.log.uvicorn("Shutting down")
@@ -246,8 +248,8 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 }
 
 // shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without
-// a limit, as uvicorn does in vLLM 0.14.1 (vllm/entrypoints/launcher.py); no stream ends, because the engine has ended.
-// With eight streams in flight, two of three real servers waited for more than 85 s.
+// a limit, as uvicorn does in vLLM 0.14.1 (vllm/entrypoints/launcher.py). Then no stream ends, because the engine has
+// ended. With eight streams in flight, two of three real servers waited for more than 85 s.
 func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers context.CancelCauseFunc, h *faultHandler) {
 	if h.abrupt { // a graceful end would complete the answers
 		_ = server.Close() // a listener is closed even when Close fails
@@ -255,7 +257,7 @@ func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers
 	}
 	if _, ok := s.Faults.find("hang-on-connections"); ok {
 		h.log.uvicorn("Waiting for connections to close. (CTRL+C to force quit)")
-		_ = server.Shutdown(ctx) // fails only when ctx ends, which it does not
+		_ = server.Shutdown(ctx) // fails only when ctx ends; this ctx never does
 		return
 	}
 	dropHandlers(nil)
@@ -277,7 +279,7 @@ func ExitCode(err error) int {
 	return 1
 }
 
-// refusal logs what vLLM says before it exits with an error. serverctl reads it.
+// refusal logs the text that vLLM logs before it exits with an error. serverctl reads this text.
 func (l *logger) refusal(err error) {
 	usage, isUsage := errors.AsType[*sim.UsageError](err)
 	config, isConfig := errors.AsType[*sim.ConfigError](err)

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// A logBuffer is written by the server and read by the test.
+// A logBuffer is a log that the server writes and the test reads.
 type logBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -32,13 +32,13 @@ func (l *logBuffer) String() string {
 	return l.b.String()
 }
 
-// serve starts a small-fast server and returns its URL and log.
+// serve starts a server with the profile small-fast, and returns its URL and log.
 func serve(t *testing.T, args ...string) (string, *logBuffer) {
 	t.Helper()
 	return serveWith(t, &Server{Profile: profile(t, "small-fast")}, args...)
 }
 
-// serveWith starts a server.
+// serveWith starts a server and waits until it answers. The server ends with the test.
 func serveWith(t *testing.T, s *Server, args ...string) (string, *logBuffer) {
 	t.Helper()
 	port := freePort(t)
@@ -88,8 +88,8 @@ func post(t *testing.T, url, body string) (int, string) {
 	return resp.StatusCode, string(text)
 }
 
-// A stream has one chunk for each token, the usage and [DONE]. The log says that the cache was reset, which serverctl
-// reads, and a sample of the metrics has Python's form of numbers.
+// A stream has one chunk for each token, then the usage and [DONE]. The log says that the cache was reset, because
+// serverctl reads that line. The numbers in the metrics have Python's form.
 func TestServeSpeaksVLLM(t *testing.T) {
 	t.Setenv("VLLM_SERVER_DEV_MODE", "1")
 	url, log := serve(t, "some/model", "--served-model-name", "m", "--max-num-seqs", "8", "--max-model-len", "4096")
@@ -112,7 +112,7 @@ func TestServeSpeaksVLLM(t *testing.T) {
 	}
 }
 
-// --enable-prompt-tokens-details adds the cached tokens to the usage, which bench reads.
+// With --enable-prompt-tokens-details the usage has the number of cached tokens, which bench reads.
 func TestUsageHasTheCachedTokens(t *testing.T) {
 	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m", "--enable-prompt-tokens-details")
 	body := `{"prompt":"` + strings.Repeat("one two three ", 40) + `","max_tokens":2%s}`

@@ -22,8 +22,9 @@ const smiFormat = "csv,noheader,nounits"
 
 func mib(x float64) string { return strconv.FormatFloat(x, 'f', 0, 64) }
 
-// gpuFields returns the fields of --query-gpu, named as by driver 580. Only the memory is simulated. Load, power and
-// clocks have one constant while a process holds memory, and another while none does.
+// gpuFields returns the values of the fields of --query-gpu. The names are those of driver 580. Only the memory is
+// simulated. Load, power and clocks have one constant value while a process holds memory, and another while no process
+// does.
 func gpuFields(total, used float64, busy bool) map[string]string {
 	byLoad := func(idle, working string) string {
 		if busy {
@@ -41,9 +42,10 @@ func gpuFields(total, used float64, busy bool) map[string]string {
 	}
 }
 
-// NvidiaSMI is nvidia-smi for the simulated GPU in a directory, as far as serverctl/gpu asks: CSV without header and
-// units, once or in a loop. A loop ends with ctx or when nobody reads the output. totalGiB is the GPU's size until a
-// server has used it. NvidiaSMI returns the exit code. Like nvidia-smi it writes errors to its standard output.
+// NvidiaSMI acts as nvidia-smi for the simulated GPU in a directory. It answers only what serverctl/gpu asks: CSV
+// without header and units, once or in a loop. A loop ends with ctx, or when nobody reads the output. totalGiB is the
+// GPU's size until a server has used it. NvidiaSMI returns the exit code. Like nvidia-smi it writes errors to its
+// standard output.
 func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64, out io.Writer) int {
 	flags := flag.NewFlagSet("nvidia-smi", flag.ContinueOnError)
 	flags.SetOutput(out)
@@ -74,7 +76,7 @@ func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64,
 			return refuse(fmt.Sprintf("Field %q is not a valid field to query.\n", unknown))
 		}
 		if _, err := io.WriteString(out, answer); err != nil || *every == 0 {
-			return 0 // on an error nobody reads the output any more
+			return 0 // an error means that nobody reads the output any more
 		}
 		select {
 		case <-ctx.Done():
@@ -84,7 +86,7 @@ func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64,
 	}
 }
 
-// answerSMI answers one query, or returns a field that does not exist.
+// answerSMI answers one query. If the query has a field that does not exist, unknown is this field.
 func answerSMI(dir string, totalGiB float64, gpuQuery, appQuery string) (answer, unknown string, err error) {
 	g := &fakeGPU{dir: dir}
 	total, err := g.total(totalGiB * 1024)

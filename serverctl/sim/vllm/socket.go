@@ -12,15 +12,15 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// backlog is uvicorn's value.
+// backlog is the number of connections that may wait to be accepted, as in uvicorn.
 const backlog = 2048
 
-// A socket is bound and does not listen yet. vLLM binds before its engine loads (create_server_socket in
-// vllm/entrypoints/openai/api_server.py, 0.14.1), and uvicorn listens when the server is ready. Until then the kernel
-// refuses connections, and gives the port to no other process.
+// A socket is bound to its port but does not listen yet. vLLM binds the port before its engine loads
+// (create_server_socket in vllm/entrypoints/openai/api_server.py, 0.14.1). uvicorn listens only when the server is
+// ready. Until then the kernel refuses connections, and gives the port to no other process.
 type socket struct{ file *os.File }
 
-// bind binds the port. Its error is Python's exception.
+// bind binds the port. An error has the text of Python's exception.
 func bind(host string, port int) (*socket, error) {
 	if port < 0 || port > math.MaxUint16 {
 		return nil, &sim.StartError{Text: "OverflowError: bind(): port must be 0-65535."}
@@ -35,7 +35,8 @@ func bind(host string, port int) (*socket, error) {
 		return nil, osError(err)
 	}
 	s := &socket{file: os.NewFile(uintptr(fd), "socket")}
-	// vLLM sets SO_REUSEPORT too. With that, a second server of the same user would silently share the port.
+	// vLLM also sets SO_REUSEPORT, and the simulator does not. With it, a second server of the same user would silently
+	// share the port.
 	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
 		err = unix.Bind(fd, name)
 	}
@@ -59,17 +60,18 @@ func sockaddr(address *net.TCPAddr) (family int, name unix.Sockaddr) {
 
 // listen accepts connections. From then on the socket belongs to the listener.
 func (s *socket) listen() (net.Listener, error) {
-	defer s.close() // the listener has its own copy
+	defer s.close() // the listener has its own copy of the socket
 	if err := unix.Listen(int(s.file.Fd()), backlog); err != nil {
-		return nil, osError(err) // another process, which shares the port, was quicker
+		return nil, osError(err) // such as: another process that shares the port listens already
 	}
 	return net.FileListener(s.file)
 }
 
-// close releases the port unless a listener has it. It ignores its only error, that the file is closed already.
+// close releases the port, unless a listener has it. The only possible error is that the file is closed already; close
+// ignores it.
 func (s *socket) close() { _ = s.file.Close() }
 
-// osError writes an errno as Python's exception: OSError: [Errno 98] Address already in use.
+// osError turns an errno into Python's exception, such as OSError: [Errno 98] Address already in use.
 func osError(err error) error {
 	errno, ok := err.(unix.Errno)
 	if !ok {

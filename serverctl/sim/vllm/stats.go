@@ -12,16 +12,16 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// stats are the counters of vLLM's API server (vllm/v1/metrics/stats.py and loggers.py, 0.14.1 to 0.33.0). It counts
-// tokens when it delivers them. Intervals are in seconds.
+// stats are the counters of vLLM's API server (vllm/v1/metrics/stats.py and loggers.py, 0.14.1 to 0.33.0). A token
+// counts when the API server delivers it. Intervals are in seconds.
 type stats struct {
 	since time.Time // when counting began
 	lines []string  // /metrics without values
 
 	promptTokens, cachedTokens, generationTokens int
-	finished                                     int // answers with all their tokens
+	finished                                     int // number of answers that have all their tokens
 
-	histograms map[string]*histogram // the histograms of lines by name
+	histograms map[string]*histogram // by name; one for each histogram in lines
 }
 
 var (
@@ -35,7 +35,7 @@ func newStats(o sim.Options) *stats {
 	bounds := map[string][]float64{}
 	for _, line := range s.lines {
 		if bucket := bucketLine.FindStringSubmatch(line); bucket != nil {
-			bound, _ := strconv.ParseFloat(bucket[2], 64) // tests read the files of all versions
+			bound, _ := strconv.ParseFloat(bucket[2], 64) // cannot fail: tests read the files of all versions
 			bounds[bucket[1]] = append(bounds[bucket[1]], bound)
 		}
 	}
@@ -68,7 +68,7 @@ func tokenBounds(longest int) (bounds []float64) {
 	}
 }
 
-// step counts the progress of one step, for the sequences whose clients still wait. seen is the time when the clients
+// step counts the progress of one step, for those sequences whose clients still wait. seen is the time when the clients
 // get the tokens, in seconds of the engine's clock.
 func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) {
 	tokens := 0

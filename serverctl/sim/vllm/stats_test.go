@@ -17,7 +17,7 @@ import (
 // commonLabels are the labels that nearly all samples have.
 var commonLabels = regexp.MustCompile(`engine="0",|,?model_name="[^"]*"`)
 
-// scraped reads all samples of /metrics by name and by the labels that not all samples have.
+// scraped returns the values of all samples of /metrics. A key is a name with those labels that not all samples have.
 func scraped(t *testing.T, url string) map[string]float64 {
 	t.Helper()
 	found := map[string]float64{}
@@ -78,7 +78,8 @@ func TestPreemptionsAreCountedByRequest(t *testing.T) {
 		o.MaxModelLen, o.Version = 2000, "0.33.0"
 		o.GPUMemoryUtilization = 0.58
 		o.MaxNumBatchedTokens, o.MaxNumSeqs = 512, 16
-		for tokens, err := p.KVTokens(o); err != nil || tokens > 3000; tokens, err = p.KVTokens(o) { // room for at most two of the requests below
+		// Reduce the memory until at most two of the requests below fit.
+		for tokens, err := p.KVTokens(o); err != nil || tokens > 3000; tokens, err = p.KVTokens(o) {
 			if err != nil {
 				t.Fatal(err)
 			}

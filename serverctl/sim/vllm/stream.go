@@ -14,20 +14,20 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The answers of each version, as real servers were recorded (testdata/recordings). Each line has the name of a shape
-// and its JSON, in which $name stands for a part that answer fills in. The hash at the end of a system fingerprint is
+// shapeFiles are the answers of each version, as recorded from real servers (testdata/recordings). Each line is a
+// shape: its name, and its JSON in which $name stands for a value. The hash at the end of a system fingerprint is
 // always 0; in vLLM it is a hash of the configuration.
 //
 //go:embed versions/*/answers.txt
 var shapeFiles embed.FS
 
-// shapes are the shapes of one version by name.
+// shapes maps the names of the shapes of one version to their JSON.
 type shapes map[string]string
 
-// fields are the parts of a shape by name.
+// fields maps each $name in a shape to its value.
 type fields map[string]string
 
-// fill returns a shape with its parts.
+// fill returns the JSON of the named shape with these values.
 func (s shapes) fill(name string, parts fields) string {
 	return os.Expand(s[name], func(part string) string { return parts[part] })
 }
@@ -50,28 +50,29 @@ var allShapes = sync.OnceValue(func() map[string]shapes {
 	return all
 })
 
-// An answer is the answer to one request: one or several sequences, as one body or as a stream of chunks.
+// An answer is the answer to one request. It has one or several sequences, and is sent as one body or as a stream of
+// chunks.
 type answer struct {
 	w       http.ResponseWriter
 	shapes  shapes
 	id      uint64
 	model   string
 	chat    bool
-	usage   bool // a stream ends with a usage chunk
-	always  bool // every chunk has its usage
-	details bool // usage reports the cached tokens
+	usage   bool // a stream ends with a chunk that has the token counts (usage)
+	always  bool // every chunk has the token counts so far
+	details bool // the token counts include the cached tokens
 
 	sequences []*sequence
-	prompt    int   // tokens of all prompts
-	sent      []int // tokens of each sequence so far
+	prompt    int   // number of tokens in all prompts
+	sent      []int // number of tokens sent so far, for each sequence
 
-	head string // the first fields of the body or of each chunk
+	head string // first fields of the body or of each chunk
 }
 
-// eventStream is the type of a streamed answer.
+// eventStream is the content type of a streamed answer.
 const eventStream = "text/event-stream; charset=utf-8"
 
-// kind returns the first word of the names of the answer's shapes.
+// kind returns the word with which the names of this answer's shapes begin.
 func (s *answer) kind() string {
 	if s.chat {
 		return "chat"
@@ -79,8 +80,8 @@ func (s *answer) kind() string {
 	return "completion"
 }
 
-// begin prepares the head. It sends the role chunks of a streamed chat, which vLLM sends with the first token and not
-// before.
+// begin prepares the head. For a streamed chat it also sends the role chunks. The caller calls it with the first token,
+// because vLLM sends the role chunks then.
 func (s *answer) begin(stream bool) error {
 	object, prefix := "text_completion", "cmpl"
 	switch {
@@ -120,7 +121,7 @@ func (s *answer) tokens(u update) error {
 	return s.flush()
 }
 
-// send writes a chunk of one sequence, with its usage.
+// send writes a chunk of one sequence, and adds the token counts if the client wants them in every chunk.
 func (s *answer) send(shape string, index int, parts fields) error {
 	parts["head"] = s.head
 	parts["index"], parts["usage"] = strconv.Itoa(index), s.shapes[s.kind()+" chunk without usage"]
@@ -156,7 +157,7 @@ func (s *answer) end() error {
 
 // whole sends the answer as one body.
 func (s *answer) whole() {
-	_ = s.begin(false) // it sends nothing and cannot fail
+	_ = s.begin(false) // cannot fail, because it sends nothing
 	var choices []string
 	for i, q := range s.sequences {
 		s.sent[i] = q.request.Output
@@ -166,10 +167,10 @@ func (s *answer) whole() {
 	usage := s.shapes.fill("usage", fields{"counts": s.total(), "details": cmp.Or(s.cached(), "null")})
 	s.w.Header().Set("Content-Type", "application/json")
 	body := s.shapes.fill(s.kind(), fields{"head": s.head, "choices": strings.Join(choices, ","), "usage": usage})
-	_, _ = s.w.Write([]byte(body)) // fails when the client has disconnected
+	_, _ = s.w.Write([]byte(body)) // fails only when the client has disconnected
 }
 
-// total returns the counts of all sequences so far.
+// total returns the token counts of all sequences so far, as JSON fields.
 func (s *answer) total() string {
 	output := 0
 	for _, n := range s.sent {
@@ -178,12 +179,13 @@ func (s *answer) total() string {
 	return counts(s.prompt, output)
 }
 
-// counts returns the counts of a usage.
+// counts returns token counts as the JSON fields of a usage.
 func counts(prompt, output int) string {
 	return fmt.Sprintf(`"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d`, prompt, prompt+output, output)
 }
 
-// cached returns the details with the cached tokens, or "" if usage does not report them.
+// cached returns the number of cached tokens as JSON. It returns "" if there are none, or if usage does not report
+// them.
 func (s *answer) cached() string {
 	n := 0
 	for _, q := range s.sequences {

@@ -18,7 +18,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// steadyVariable gives a test's server a constant step time in milliseconds, and memory for any number of requests.
+// steadyVariable is an environment variable. It gives a test's server a constant step time in milliseconds, and memory
+// for any number of requests.
 const steadyVariable = "SIM_TEST_STEP_MS"
 
 // steady gives a profile a constant step time of ms, and memory for any number of requests.
@@ -27,8 +28,8 @@ func steady(p *sim.Profile, ms float64) {
 	p.Memory.GPUGiB = 2000
 }
 
-// One core carries 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1, and the clients run
-// on another core. The test logs the share of a core that the server used, and the share of due tokens that came.
+// One core can serve 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1, and the clients
+// run on another core. The test logs how much of a core the server used, and which share of the due tokens came.
 func TestAThousandStreamsOnOneCore(t *testing.T) {
 	realtime.Only(t, "measures speed")
 	const streams, stepMS, window, tries = 1024, 20, 3 * time.Second, 8
@@ -56,7 +57,7 @@ func TestAThousandStreamsOnOneCore(t *testing.T) {
 	}()
 	await(t, "all streams have begun", func() bool { return tokens.Load() > 20*streams })
 	var best, share float64
-	for range tries { // other programs use this machine too
+	for range tries { // several tries, because other programs use this machine too
 		began, cpu, count := time.Now(), cpuSeconds(t, s.cmd.Process.Pid), tokens.Load()
 		time.Sleep(window)
 		took := time.Since(began).Seconds()
@@ -73,7 +74,7 @@ func TestAThousandStreamsOnOneCore(t *testing.T) {
 	t.Errorf("%.1f %% of the tokens came with %.0f %% of a core, want 98 %% with at most 90 %%", 100*best, 100*share)
 }
 
-// countTokens reads a stream to its end.
+// countTokens reads a stream to its end, and adds its chunks to tokens.
 func countTokens(conn net.Conn, tokens *atomic.Int64) {
 	r := bufio.NewReaderSize(conn, 1<<14)
 	for {

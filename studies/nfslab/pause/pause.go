@@ -1,7 +1,7 @@
 //go:build nfs
 
-// Package pause stops a process at a chosen system call of SQLite, so that a test can cut it off there. It never
-// changes what the call does.
+// Package pause stops a process at a chosen system call of SQLite, so that a test can kill it or cut its network there.
+// It never changes what the call does.
 package pause
 
 /*
@@ -12,7 +12,7 @@ package pause
 
 typedef void (*call)(void);
 typedef struct vfs vfs;
-struct vfs { // sqlite3_vfs; only set and get are called
+struct vfs { // SQLite's sqlite3_vfs; only set and get are called
 	int version, file_size, path_size; vfs *next; const char *name; void *data;
 	call open, delete, access, path, dl_open, dl_error, dl_sym, dl_close, random, sleep, time, error, time64;
 	int (*set)(vfs *, const char *, call);
@@ -21,8 +21,8 @@ struct vfs { // sqlite3_vfs; only set and get are called
 };
 extern vfs *sqlite3_vfs_find(const char *);
 
-static char point, file[4096]; // first letter of the Point; the process stops there while the file exists
-static int before, pages; // the page to stop at; number of pages written since the journal
+static char point, file[4096]; // point is the first letter of the Point; the process stops there while the file exists
+static int before, pages; // before is the page to stop at; pages counts the pages written since the last write to the journal
 
 static void halt(void) {
 	if (access(file, F_OK)) return;
@@ -44,7 +44,7 @@ static void look(int fd, off_t at, char first) {
 	if (is(path, "/study.db")) {
 		if (++pages == before && point == 'p') halt();
 	} else if (is(path, "/study.db-journal")) {
-		if (at == 0 && !first && point == (pages ? 'c' : 'j')) halt(); // the write that makes a journal valid begins with a magic number
+		if (at == 0 && !first && point == (pages ? 'c' : 'j')) halt(); // only an invalid journal begins with a zero byte; a valid one begins with a magic number
 		pages = 0;
 	}
 }
@@ -88,7 +88,8 @@ const (
 	Commit  Point = "commit"  // before the write that invalidates the journal and so makes the commit
 )
 
-// At stops this process at a point of each commit while the file exists. At Page it stops before the given page.
+// At makes this process stop at a point of each commit, as long as the file exists. For Page, it stops before a write
+// of a page. page says which write: 1 is the first one of the commit.
 func At(p Point, page int, file string) error {
 	if C.hook(C.CString(string(p)), C.int(page), C.CString(file)) != 0 {
 		return errors.New("SQLite's system calls cannot be replaced")

@@ -1,4 +1,4 @@
-// Package fakevllm stands in for the vllm command, for tests alone. It never sends a request.
+// Package fakevllm replaces the vllm command in tests. It never sends a request.
 package fakevllm
 
 import (
@@ -11,8 +11,8 @@ import (
 	"time"
 )
 
-// Main is a vllm bench serve that sends nothing. It writes the result that FAKE_VLLM names. Without
-// FAKE_VLLM, all requests succeed.
+// Main acts as vllm bench serve, but sends nothing. It writes the result that the environment variable FAKE_VLLM
+// selects. Without FAKE_VLLM, all requests succeed.
 func Main() {
 	how := os.Getenv("FAKE_VLLM")
 	fmt.Println("Namespace(backend='openai')")
@@ -52,8 +52,8 @@ func Main() {
 	}
 }
 
-// result is a result file in which each row of the data set was answered with a TTFT of 50 ms and a TPOT of 10 ms. It has the
-// fields that the tuner reads.
+// result returns the text of a result file. Every request of the data set has a TTFT of 50 ms and a TPOT of 10 ms. The
+// file has only the fields that the tuner reads.
 func result(data, how string) string {
 	var inputs, outputs []int
 	var ttfts []float64

@@ -1,5 +1,5 @@
-// Package landscape is a table of the true capacities of a simulated H200. Tests and benchmarks compare the answers of
-// samplers and studies with it. No program that users run imports it.
+// Package landscape has a table of the true capacities of a simulated H200. Tests and benchmarks compare the answers of
+// samplers and studies with it. No program for users imports it.
 package landscape
 
 import (
@@ -17,7 +17,7 @@ import (
 //go:embed h200-llama70b-fp8.csv
 var table []byte
 
-// The flags of the table, in the order of its columns, and the server's defaults for them.
+// The flags of the table, in the order of its columns, and their defaults in the server.
 var (
 	names    = [3]string{"gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens"}
 	defaults = [3]float64{0.9, 1024, 8192}
@@ -26,10 +26,10 @@ var (
 // meanColumn is the column with the mean capacity over five draws of requests and arrivals, in requests per second.
 const meanColumn = 6
 
-// A Landscape holds capacities of Llama 70B in FP8 by GPU memory utilization, sequences and batched tokens. The
-// workload is phase1 with a primed cache; the limits are 1000 ms on p99 TTFT and 60 ms on p99 TPOT. Bisection found
-// each entry to 0.025 req/s. Between the entries a Landscape is linear in utilization and in the logarithms of the
-// other two.
+// A Landscape has the capacities of Llama 70B in FP8 for values of GPU memory utilization, sequences and batched
+// tokens. The workload is phase1 with a primed cache. The limits are 1000 ms for p99 TTFT and 60 ms for p99 TPOT. Each
+// entry was found by bisection, to 0.025 req/s. Between the entries, a Landscape interpolates linearly in the
+// utilization and in the logarithms of the other two values.
 type Landscape struct {
 	Best float64 // highest capacity in the table
 
@@ -37,7 +37,8 @@ type Landscape struct {
 	rate map[[3]float64]float64
 }
 
-// H200 returns the table for utilizations 0.70 to 0.97, 16 to 1024 sequences and 1,024 to 32,768 batched tokens.
+// H200 returns the capacities for utilizations of 0.70 to 0.97, 16 to 1024 sequences and 1,024 to 32,768 batched
+// tokens.
 func H200() (*Landscape, error) {
 	rows, err := csv.NewReader(bytes.NewReader(table)).ReadAll()
 	if err != nil {
@@ -73,7 +74,8 @@ func coordinate(i int, text string) (float64, error) {
 	return math.Log2(x), nil
 }
 
-// At returns the capacity of a point in requests per second. A flag that the point lacks has the server's default.
+// At returns the capacity of a point in requests per second. It uses the server's default for a flag that the point
+// does not have.
 func (l *Landscape) At(p space.Point) (float64, error) {
 	var low [3]int
 	var part [3]float64
@@ -107,7 +109,7 @@ func (l *Landscape) At(p space.Point) (float64, error) {
 	return sum, nil
 }
 
-// Regret returns how far the capacity of a point lies below the best of the table, from 0 to 1.
+// Regret returns how far the capacity of a point is below the best one in the table: 0 is the best, 1 the worst.
 func (l *Landscape) Regret(p space.Point) (float64, error) {
 	at, err := l.At(p)
 	return 1 - at/l.Best, err
