@@ -45,6 +45,7 @@ type Origin string
 const (
 	Default Origin = "default" // trial 0: the server's own default
 	Current Origin = "current" // trial 1: the user's current args
+	Preset  Origin = "preset"  // a point that does well on many servers
 	Sampled Origin = "sampler" // the study's sampler
 	Prior   Origin = "prior"   // an imported trial, measured elsewhere before this study
 )

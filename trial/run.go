@@ -32,7 +32,7 @@ type Runner struct {
 	SLO       slo.SLO
 	Lengths   Lengths
 	Cache     Protocol
-	PrimeRate float64         // requests per second while the prefix cache is primed; 0 means the first rate of the search
+	PrimeRate float64         // requests per second while the prefix cache is primed; 0 means as many as the server takes
 	Search    capacity.Search // its Hint is the first rate of the first trial; 0 means a guess from the size of the KV cache
 	Seed      uint64          // seed of requests and arrivals, the same in every trial
 	Arrivals  workload.Arrivals
@@ -47,6 +47,8 @@ type Runner struct {
 
 	WorstCase bool // whether a measured server must also survive the largest load that it admits
 
+	briefSources map[int]*brief // Source with short answers, by the greatest number of tokens
+
 	LongRun *LongRun // long run of Source, Seed and Arrivals, built when first needed. Runners of the same workload may share it.
 }
 
@@ -55,8 +57,12 @@ type Task struct {
 	Number int
 	Args   []string       // all args of the server after the model
 	Hint   func() float64 // returns the first rate of the search, called after Accept; nil or 0 means the Runner's Hint
-	Draw   int            // number of the first probe's draw; an independent measurement needs draws that no other trial uses
-	Done   []Probe        // probes from before an interruption; they are not repeated
+	// Best returns the capacity that the point must beat, called after Accept. The search is then a race. Without Best, or
+	// if the capacity has no rate, the search finds the point's own capacity.
+	Best   func() capacity.Capacity
+	Budget time.Duration // GPU time of the trial; no probe except the first begins if it would exceed this; 0 means no limit
+	Draw   int           // number of the first probe's draw; an independent measurement needs draws that no other trial uses
+	Done   []Probe       // probes from before an interruption; they are not repeated
 	// Attempt is the number of the server that is started for this trial, from 0. A later attempt repeats the probes
 	// that a late load generator decided in earlier attempts.
 	Attempt int
@@ -99,8 +105,11 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 		return failure(s.result, ctx, err)
 	}
 	s.result.Outcome, s.result.Capacity = Measured, found
-	if found.Limited != "" {
+	switch {
+	case found.Limited != "":
 		s.result.Class, s.result.Evidence = serverctl.ClientLimited, found.Why
+	case task.Best != nil && !found.Met() && task.Best().Carried() > 0:
+		s.result.Outcome, s.result.Class, s.result.Evidence = Dropped, serverctl.DroppedByRace, found.Why
 	}
 	return s.result, nil
 }
@@ -208,13 +217,18 @@ func DefaultLeadIn(s slo.SLO, source workload.Source, cache Protocol) time.Durat
 
 // meanAnswer is the mean length of the workload's answers in tokens.
 func meanAnswer(source workload.Source) float64 {
+	return meanOf(source, func(q *workload.Request) int { return q.OutputTokens })
+}
+
+// meanOf is the mean of a size over some requests of the workload.
+func meanOf(source workload.Source, size func(*workload.Request) int) float64 {
 	n := 512
 	if source.Len() > 0 {
 		n = min(n, source.Len())
 	}
 	sum := 0
 	for i := range n {
-		sum += source.Request(workload.PopulationStream, i).OutputTokens
+		sum += size(source.Request(workload.PopulationStream, i))
 	}
 	return float64(sum) / float64(n)
 }

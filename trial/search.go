@@ -17,6 +17,7 @@ type searchRun struct {
 	worst  worstCase
 	probes int           // number of probes so far, including those from before an interruption
 	runOut time.Duration // the longest run-out so far
+	spent  time.Duration // GPU time before the first probe
 	whole  bool          // whether every probe runs to its end, to show where the boundary is and not only on which side of it the rate lies
 }
 
@@ -32,6 +33,7 @@ func (t *searchRun) run(ctx context.Context) (capacity.Capacity, error) {
 	if err := t.task.unlessFinished(ctx, t.warmUp); err != nil {
 		return capacity.Capacity{}, err
 	}
+	t.spent = t.result.GPUTime
 	known, err := t.takeOver(t.task.Done)
 	if err != nil {
 		return capacity.Capacity{}, err
@@ -72,6 +74,12 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	search.Hint = t.firstRate
 	if t.task.Hint != nil {
 		search.Hint = cmp.Or(t.task.Hint(), t.firstRate)
+	}
+	if t.task.Best != nil {
+		search.Race.Best = t.task.Best()
+	}
+	if t.task.Budget > 0 {
+		search.Budget = max(1, t.task.Budget-t.spent)
 	}
 	return search
 }

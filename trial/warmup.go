@@ -30,10 +30,15 @@ const (
 	ttftFall = 0.5
 )
 
+// warmUpAnswer is the length of a warm-up's answers in tokens. It is enough to see the time per token.
+const warmUpAnswer = 64
+
 const (
-	primePiece     = 30.0 // seconds of load between two readings of the hit rate
-	maxPrimePieces = 60   // half an hour of load; a hit rate that still changes after that will not settle
-	steadyHitRate  = 0.01 // the hit rate is steady if it changes by less than one percentage point
+	primePiece     = 10 * time.Second // a piece of priming is due within this time, between two readings of the hit rate
+	primePart      = 0.25             // of the KV cache: the prompt tokens of a piece
+	defaultPiece   = 200              // requests of a piece where the size of the KV cache is not known
+	maxPrimePieces = 60               // a hit rate that still changes after that will not settle
+	steadyHitRate  = 0.01             // the hit rate is steady if it changes by less than one percentage point
 )
 
 // A warmUp is the load before the first probe. It depends only on the current server and not on stored probes, so a
@@ -41,7 +46,7 @@ const (
 type warmUp struct {
 	*session
 	drafts *drafts
-	rate   float64 // requests per second
+	rate   float64 // requests per second, before the cache is primed
 }
 
 // run sends requests until the server is warm. Then it primes the prefix cache if the cache protocol asks for that.
@@ -50,14 +55,14 @@ func (w warmUp) run(ctx context.Context) error {
 	if err := w.untilWarm(ctx); err != nil {
 		return fmt.Errorf("warm up: %w", err)
 	}
-	if err := w.prime(ctx); err != nil {
-		return err
-	}
 	now, err := readCounters(ctx, w.server)
 	if err != nil {
 		return err
 	}
-	return w.drafts.judge(speculation(serverctl.Counters{}, now))
+	if err := w.drafts.judge(speculation(serverctl.Counters{}, now)); err != nil {
+		return err
+	}
+	return w.prime(ctx)
 }
 
 // untilWarm sends pieces of load until the latencies no longer fall. If the server drafts tokens, it continues until
@@ -96,8 +101,11 @@ func (w warmUp) untilWarm(ctx context.Context) error {
 
 // piece sends piece n of the warm-up, counted from 0, and returns its latencies.
 func (w warmUp) piece(ctx context.Context, n int) (latencies, error) {
-	load := passOf(w.runner, workload.WarmUpStream, n*warmUpRequests, warmUpRequests, w.rate)
-	run, err := w.uncounted(ctx, counted(load), nil, beforeProbes)
+	load := workload.Pass{
+		Source: w.runner.briefly(warmUpAnswer), Seed: w.runner.Seed, Stream: workload.WarmUpStream, Rate: w.rate,
+		First: n * warmUpRequests, N: warmUpRequests,
+	}
+	run, err := w.uncounted(ctx, counted(load.Schedule()), nil, beforeProbes)
 	return latenciesOf(run.Samples), err
 }
 
@@ -107,14 +115,57 @@ func (w warmUp) prime(ctx context.Context) error {
 		return nil
 	}
 	w.task.progress("priming the prefix cache")
+	piece, rate := w.primePiece()
 	if n := w.runner.Source.Len(); w.runner.Cache == Primed && n > 0 {
-		return w.primeWith(ctx, 0, n)
+		first := w.firstOfPass(n)
+		return w.primeWith(ctx, first, n-first, rate)
 	}
-	return w.primeUntilSteady(ctx)
+	return w.primeUntilSteady(ctx, piece, rate)
 }
 
-func (w warmUp) primeWith(ctx context.Context, first, n int) error {
-	if err := w.pass(ctx, workload.PrimeStream, first, n, w.rate); err != nil {
+// firstOfPass returns the request of a pass over n requests from which on the pass fills the KV cache. What the requests
+// before it leave in the cache is evicted before the pass ends.
+func (w warmUp) firstOfPass(n int) int {
+	kv := float64(w.result.Facts.KVCacheTokens)
+	held := newRecall(math.Inf(1))
+	for i := n - 1; i > 0 && kv > 0; i-- {
+		if held.ask(w.runner.briefly(1).Request(workload.PrimeStream, i)); held.tokens > kv {
+			return i
+		}
+	}
+	return 0
+}
+
+// primePiece returns how many requests are sent between two readings of the hit rate, and their rate. Unless the user has
+// set a rate, it is so high that the server is never idle, because nobody waits for these answers.
+func (w warmUp) primePiece() (requests int, rate float64) {
+	seconds := primePiece.Seconds()
+	if rate = w.runner.PrimeRate; rate > 0 {
+		return max(1, int(math.Round(seconds*rate))), rate
+	}
+	requests = defaultPiece
+	if kv := float64(w.result.Facts.KVCacheTokens); kv > 0 {
+		requests = max(minPiece, min(maxPiece, int(primePart*kv/meanPrompt(w.runner.Source))))
+	}
+	return requests, max(minPrimeRate, float64(requests)/seconds)
+}
+
+// A piece has no fewer requests than the hit rate needs, and no more than a server accepts at once.
+const (
+	minPiece     = 20
+	maxPiece     = 1000
+	minPrimeRate = 20 // requests per second: most prompts of a conversation are cached, and cost next to nothing
+)
+
+// meanPrompt is the mean length of the workload's prompts in tokens.
+func meanPrompt(source workload.Source) float64 {
+	return meanOf(source, func(q *workload.Request) int { return promptTokens(q) })
+}
+
+// primeWith sends n prompts, from the first on, and asks for answers of one token.
+func (w warmUp) primeWith(ctx context.Context, first, n int, rate float64) error {
+	pass := workload.Pass{Source: w.runner.briefly(1), Seed: w.runner.Seed, Stream: workload.PrimeStream, Rate: rate, First: first, N: n}
+	if _, err := w.uncounted(ctx, pass.Schedule(), nil, beforeProbes); err != nil {
 		return fmt.Errorf("prime the cache: %w", err)
 	}
 	return nil
@@ -122,7 +173,7 @@ func (w warmUp) primeWith(ctx context.Context, first, n int) error {
 
 // primeUntilSteady sends load until two conditions hold: the prefilled and generated tokens exceed the KV cache, and
 // the hit rate is steady.
-func (w warmUp) primeUntilSteady(ctx context.Context) error {
+func (w warmUp) primeUntilSteady(ctx context.Context, n int, perSecond float64) error {
 	start, err := readCounters(ctx, w.server)
 	if err != nil {
 		return err
@@ -131,10 +182,9 @@ func (w warmUp) primeUntilSteady(ctx context.Context) error {
 	if kvTokens == 0 {
 		w.note("the size of the KV cache is not known: it was primed until the hit rate stood still, full or not")
 	}
-	n := max(1, int(math.Round(primePiece*w.rate)))
 	before, lastRate := start, math.Inf(1)
 	for piece := range maxPrimePieces {
-		if err := w.primeWith(ctx, piece*n, n); err != nil {
+		if err := w.primeWith(ctx, piece*n, n, perSecond); err != nil {
 			return err
 		}
 		now, err := readCounters(ctx, w.server)
@@ -143,12 +193,12 @@ func (w warmUp) primeUntilSteady(ctx context.Context) error {
 		}
 		rate := hitRate(before, now)
 		written := now.PromptTokens - now.PrefixHits + now.GenerationTokens - (start.PromptTokens - start.PrefixHits + start.GenerationTokens)
-		if written > kvTokens && math.Abs(rate-lastRate) < steadyHitRate {
+		if kvTokens > 0 && written > kvTokens || kvTokens == 0 && math.Abs(rate-lastRate) < steadyHitRate {
 			return nil
 		}
 		before, lastRate = now, rate
 	}
-	w.note("the prefix-cache hit rate still moved after %d s of priming", int(primePiece*maxPrimePieces))
+	w.note("the prefix-cache hit rate still moved after %d requests of priming", n*maxPrimePieces)
 	return nil
 }
 

@@ -16,6 +16,7 @@ import (
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
 )
@@ -42,6 +43,7 @@ type Study struct {
 	Space       *space.Space
 	Sampler     sampler.Sampler
 	Current     space.Point // the user's current args, measured by trial 1; nil if unknown
+	Presets     bool        // whether the presets are measured before the sampler chooses
 	FixedArgs   []string    // args of every trial; the args of the point come after them
 	Budget      Budget
 	AcceptDrift bool            // continue if the server has another version than in earlier trials
@@ -160,6 +162,15 @@ func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 	return best, found
 }
 
+// toBeat returns the best capacity so far on servers of a version, or none.
+func toBeat(study studies.Study, version string) capacity.Capacity {
+	best, found := Incumbent(study)
+	if !found || best.Version != version {
+		return capacity.Capacity{}
+	}
+	return best.Result.Capacity
+}
+
 // whyOver says why no further trial begins. The zero End means that the study continues.
 func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	select {
@@ -174,7 +185,6 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	}
 	finished := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool { return t.State == studies.Done && t.Counts() })
 	infeasible := lo.CountBy(finished, func(t studies.Trial) bool { return t.Result.Outcome == trial.Infeasible })
-	spent := lo.SumBy(finished, func(t studies.Trial) time.Duration { return t.Result.GPUTime })
 	halfDone := slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State != studies.Done })
 	n, done := len(study.Trials), len(finished)
 	switch {
@@ -192,7 +202,7 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the new one", Spent: true}, nil
 	case done >= s.Budget.Trials:
 		return End{Why: "budget.trials is used up"}, nil
-	case s.Budget.GPUTime > 0 && spent >= s.Budget.GPUTime:
+	case s.Budget.GPUTime > 0 && spent(study) >= s.Budget.GPUTime:
 		why := fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(done, "trial"))
 		return End{Why: why, Spent: true}, nil
 	}
@@ -229,7 +239,7 @@ func withRemedy(r trial.Result, err error) error {
 func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
 	now := countAsTried(study.Present(), n-s.ended)
-	prior := s.untriedPrior(now)
+	prior, preset := s.untriedPrior(now), s.untriedPreset(now)
 	next := studies.Trial{Number: n, State: studies.Running, Began: time.Now()}
 	switch {
 	case n > 0 && study.Trials[n-1].State == studies.Running:
@@ -238,6 +248,8 @@ func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 		next.Origin, next.Point = studies.Default, space.Point{}
 	case len(s.Current) > 0 && !referenceKnown(now, studies.Current):
 		next.Origin, next.Point = studies.Current, s.Current
+	case preset != nil:
+		next.Origin, next.Point = studies.Preset, preset
 	case prior != nil:
 		next.Origin, next.Point = studies.Prior, prior
 	default:
@@ -333,7 +345,9 @@ func gpuTime(probes []trial.Probe) time.Duration {
 // runOnServer measures a trial on one server.
 func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
 	return s.Runner.Run(ctx, trial.Task{
-		Number: t.Number, Args: t.Args, Attempt: attempt, Hint: func() float64 { return hint(study.Present(), t.Version) }, Done: t.Probes,
+		Number: t.Number, Args: t.Args, Attempt: attempt, Done: t.Probes, Budget: s.trialBudget(study),
+		Hint: func() float64 { return hint(study.Present(), t.Version) },
+		Best: func() capacity.Capacity { return toBeat(study, t.Version) },
 		Record: func(p trial.Probe) error {
 			if err := s.Store.Record(t.Number, p); err != nil {
 				return err

@@ -96,23 +96,36 @@ func (l *searchState) addInterval(c *Capacity) {
 		return
 	}
 	rate := math.Exp(e.logRate)
+	if c.Bound == AtMost && l.Race.on() && l.high.byRequests() {
+		c.Bound = Estimated
+	}
 	switch c.Bound {
+	case Estimated:
+		c.Rate, c.Binding = rate, e.limit
+		c.setError(&e)
 	case Exact:
-		c.Rate, c.Binding = l.reconcile(rate, c), e.limit
-		c.StdErr, c.Pieces = e.stdErr, e.pieces
+		c.Rate, c.Binding = rate, e.limit
+		l.reconcile(c)
+		c.setError(&e)
 		if now := halfWidth(e.stdErr); l.Precision > 0 && now > 1.1*l.Precision {
 			c.addDoubt("it is known to ±%.2g %%; ±%.3g %% was wanted", 100*now, 100*l.Precision)
 		}
-		c.Lowest, c.Highest = rate*math.Exp(-deviations*e.stdErr), rate*math.Exp(deviations*e.stdErr)
-		c.Lowest, c.Highest = min(c.Lowest, c.Rate), max(c.Highest, c.Rate)
 	case AtLeast:
 		c.Lowest = min(c.Low, rate*math.Exp(-deviations*e.stdErr))
 	}
 }
 
-// reconcile returns the estimated rate if it lies between a step that passed and a step that failed. Otherwise it
-// returns the nearest rate in the bracket. It adds a doubt if verdicts contradict the rate.
-func (l *searchState) reconcile(rate float64, c *Capacity) float64 {
+// setError sets the standard error and the interval of a rate that all requests estimate.
+func (c *Capacity) setError(e *estimate) {
+	c.StdErr, c.Pieces = e.stdErr, e.pieces
+	c.Lowest, c.Highest = c.Rate*math.Exp(-deviations*e.stdErr), c.Rate*math.Exp(deviations*e.stdErr)
+}
+
+// reconcile sets the bracket to the verdicts next to the estimated rate that agree with it. It adds a doubt if verdicts
+// contradict the rate. The rate stays: a single verdict is one draw, and the estimate knows all requests. Capacities that
+// were lifted to a lucky pass would tie, and the search would believe the luck.
+func (l *searchState) reconcile(c *Capacity) {
+	rate := c.Rate
 	var pass, fail *Step // the nearest steps whose verdicts agree with the rate
 	var contrary []float64
 	sorted := byRate(inTime(l.steps))
@@ -127,15 +140,14 @@ func (l *searchState) reconcile(rate float64, c *Capacity) float64 {
 			contrary = append(contrary, step.Rate)
 		}
 	}
-	if pass == nil || fail == nil { // no lower step passed, or no higher step failed: take the nearest rate in the bracket
+	if pass == nil || fail == nil { // no lower step passed, or no higher step failed
 		c.addDoubt("all requests together estimate %.4g req/s, outside the rates that passed and failed", rate)
-		return min(max(rate, c.Low), c.High)
+		return
 	}
 	c.Low, c.High = pass.Rate, fail.Rate
 	if len(contrary) > 0 {
 		c.addDoubt("%s this; it may be chance", contradiction(contrary, len(sorted)))
 	}
-	return rate
 }
 
 func (c *Capacity) addDoubt(format string, args ...any) {

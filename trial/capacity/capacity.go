@@ -17,6 +17,10 @@ const (
 	Exact   Bound = "exact"    // bracketed by a pass and a fail
 	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
+
+	// Estimated is a capacity by the requests of probes that all failed. It is a rate with an interval, and no bound; a
+	// server that lost a race has it.
+	Estimated Bound = "estimated"
 )
 
 // An Outcome is the result of one probe at one rate.
@@ -54,7 +58,7 @@ type Probe func(ctx context.Context, rate float64) (Outcome, error)
 type Capacity struct {
 	Rate     float64 `json:"rate"` // requests per second; for AtMost the lowest failed rate, which is no capacity
 	Low      float64 `json:"low"`  // highest rate up to Rate that passed, with the load generator in time; 0 when none did
-	High     float64 `json:"high"` // lowest failed rate that is not below Rate; 0 when there is none
+	High     float64 `json:"high"` // lowest failed rate that is not below Rate; 0 when there is none. See Doubt for exceptions
 	Bound    Bound   `json:"bound"`
 	Binding  string  `json:"binding"`   // limit that breaks first
 	InFlight float64 `json:"in_flight"` // requests in flight at Rate, interpolated between the neighbouring probes
@@ -80,6 +84,9 @@ type Capacity struct {
 
 	Steps []Step `json:"steps,omitempty"` // all probes, in their order
 }
+
+// Known reports whether Rate is the capacity itself, and not a bound of it.
+func (c Capacity) Known() bool { return c.Bound == Exact || c.Bound == Estimated }
 
 // Met reports whether any rate kept the SLO.
 func (c Capacity) Met() bool { return c.Bound == Exact || c.Bound == AtLeast }

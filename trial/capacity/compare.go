@@ -22,7 +22,7 @@ func (c Comparison) Distinguishable() bool { return c.Better >= 0.975 }
 //
 // ok is false if a or b is a bound, or has no standard error.
 func Compare(a, b Capacity) (c Comparison, ok bool) {
-	if a.Bound != Exact || b.Bound != Exact || !(a.StdErr > 0 && b.StdErr > 0) {
+	if !a.Known() || !b.Known() || !(a.StdErr > 0 && b.StdErr > 0) {
 		return c, false
 	}
 	ratio := math.Log(a.Rate / b.Rate)

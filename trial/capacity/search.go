@@ -29,6 +29,8 @@ type Search struct {
 	Precision  float64     // wanted half width of the 95 % interval, as a fraction of the rate; 0 means that the bracket is enough
 	Population *Population // the workload in the long run; nil means evenly spread requests of equal size
 
+	Race Race // what the capacity is compared with; without one the search finds it for its own sake
+
 	Cost   func(rate float64) time.Duration // how long a probe takes, for Budget and Forecast; nil means no time
 	Budget time.Duration                    // for all probes; a probe that would exceed it does not begin; 0 means no limit
 	Plan   func(Forecast)                   // called once, when a bracket is known, with the forecast for Precision; may be nil
@@ -162,7 +164,7 @@ func inTime(steps []Step) []Step {
 // next returns the next rate to probe. If the search is over, it returns the reason as why.
 func (l *searchState) next() (rate float64, why string) {
 	if len(l.steps) == 0 {
-		return l.round(l.Hint), ""
+		return l.first(), ""
 	}
 	if l.justLimited() {
 		return l.steps[len(l.steps)-1].Rate, ""
@@ -170,10 +172,7 @@ func (l *searchState) next() (rate float64, why string) {
 	if f := l.forecast; f != nil && l.bracketed() && f.Probes > 0 && len(l.steps)-l.planned >= f.most() {
 		return 0, l.precision() + " after the time that was planned"
 	}
-	rate, why = l.narrow()
-	if why != "" && l.bracketed() {
-		rate, why = l.sharpen(why)
-	}
+	rate, why = l.nextByVerdicts()
 	if why != "" && l.low != nil && l.limitedOnce(*l.low) {
 		rate, why = l.low.Rate, "" // or the load generator would decide the answer
 	}
@@ -182,10 +181,33 @@ func (l *searchState) next() (rate float64, why string) {
 		return 0, why
 	case len(l.steps) >= l.MaxProbes:
 		return 0, "the budget of " + render.Count(len(l.steps), "probe") + " is spent"
-	case l.Cost != nil && l.Budget > 0 && l.spent+l.Cost(rate) > l.Budget:
+	case l.Cost != nil && l.Budget > 0 && l.spent+l.Cost(rate) > l.Budget && len(l.steps) > 0:
 		return 0, fmt.Sprintf("the time for probes, %s, is spent", l.Budget)
 	}
 	return rate, ""
+}
+
+// first returns the rate of the first probe.
+func (l *searchState) first() float64 {
+	if l.Race.on() {
+		return l.round(raceAbove * l.Race.Best.Carried())
+	}
+	return l.round(l.Hint)
+}
+
+// nextByVerdicts returns the next rate as far as the verdicts decide it.
+func (l *searchState) nextByVerdicts() (rate float64, why string) {
+	if l.Race.on() && l.forecast == nil {
+		rate, why, lost := l.nextOfRace()
+		if why == "" || lost || l.Precision <= 0 || !l.bracketed() {
+			return rate, why
+		}
+	}
+	rate, why = l.narrow()
+	if why != "" && l.bracketed() {
+		rate, why = l.sharpen(why)
+	}
+	return rate, why
 }
 
 // justLimited reports whether the last probe failed with a late load generator, for the first time at its rate. That

@@ -121,6 +121,10 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	return v
 }
 
+// earlyStop is how many times as many requests as fail a probe must break a limit before the probe ends early. A burst may
+// break four of the first hundred requests of a good server, and then the others never get a say.
+const earlyStop = 6
+
 // Stop returns a bench.Stop that ends a probe when it has clearly failed. That is when twice as many requests as needed
 // have broken a limit, when too many requests have failed, or when the queue grows. It never ends a probe because it
 // seems to pass: the first minute of a window always looks good.
@@ -145,7 +149,7 @@ func (s SLO) Stop(planned int) bench.Stop {
 		}
 		return slices.ContainsFunc(s.Limits, func(l Limit) bool {
 			c, _ := l.check(counted, planned, now)
-			return l.Metric != ITL && c.Broken > 2*(c.Allowed+1)
+			return l.Metric != ITL && c.Broken > earlyStop*(c.Allowed+1)
 		})
 	}
 }

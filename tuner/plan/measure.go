@@ -19,6 +19,9 @@ import (
 // the hint is right within a third (measured with simulated engines, hint error 0.35 in log rate).
 const Gallop = 1.35
 
+// MinGain is the smallest gain, in ln(capacity), that is worth more GPU time.
+const MinGain = 0.01
+
 // TypicalStart and TypicalProbes are used to estimate the time of a trial. TypicalStart is how long a 70B model takes
 // to load from a disk cache. TypicalProbes is the mean number of probes of searches on simulated engines.
 const (
@@ -41,7 +44,7 @@ func (p *Plan) Runner() *trial.Runner {
 		Natural:   f.Workload.Output == workload.Natural,
 		Search: capacity.Search{
 			Hint: f.Probe.StartRate, Min: f.Probe.MinRate, Max: f.Probe.MaxRate,
-			Factor: Gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes, Precision: f.Probe.Precision,
+			Race: capacity.Race{MinGain: MinGain}, Factor: Gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes, Precision: f.Probe.Precision,
 		},
 	}
 }

@@ -43,6 +43,19 @@ func (s *Space) Unit(p Point) (u []float64, active []bool) {
 	return u, active
 }
 
+// Nearest returns the point with each value moved to the nearest legal one of its parameter. A value that equals no
+// choice, and a parameter whose condition does not hold, are left out.
+func (s *Space) Nearest(p Point) Point {
+	u, active := s.Unit(p)
+	near := s.Sample(u)
+	for i := range s.parameters {
+		if !active[i] {
+			delete(near, s.parameters[i].Name)
+		}
+	}
+	return near
+}
+
 // Levels returns up to n different values for a grid. They include both ends of the range, and are evenly spaced on the
 // scale of Sample. For a parameter with choices, it ignores n and returns all of them.
 func (p *Parameter) Levels(n int) []string {

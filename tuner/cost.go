@@ -1,0 +1,49 @@
+package tuner
+
+import (
+	"slices"
+	"time"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+)
+
+const (
+	// maxTrialCost is the most GPU time that a trial may take, as a multiple of the median trial. A search that gallops
+	// down from a hopeless point then ends with what it knows.
+	maxTrialCost = 3
+	// minPriced trials must have measured something before their median says what a trial costs.
+	minPriced = 3
+	// unpricedTrial is the limit before that. A search without a hint takes six probes of ten minutes at a low rate.
+	unpricedTrial = 2 * time.Hour
+)
+
+// trialBudget is the GPU time that the next trial may take: a multiple of the median trial, and what is left of the
+// study's budget. It is at least one second, because 0 means no limit.
+func (s *Study) trialBudget(study studies.Study) time.Duration {
+	var priced []time.Duration
+	for _, t := range study.Present().Trials {
+		if t.State == studies.Done && (t.Result.Outcome == trial.Measured || t.Result.Outcome == trial.Dropped) {
+			priced = append(priced, t.Result.GPUTime)
+		}
+	}
+	most := unpricedTrial
+	if n := len(priced); n >= minPriced {
+		slices.Sort(priced)
+		most = maxTrialCost * priced[n/2]
+	}
+	if s.Budget.GPUTime > 0 {
+		most = min(most, s.Budget.GPUTime-spent(study))
+	}
+	return max(most, time.Second)
+}
+
+// spent is the GPU time of the finished trials.
+func spent(study studies.Study) (sum time.Duration) {
+	for _, t := range study.Trials {
+		if t.State == studies.Done && t.Counts() {
+			sum += t.Result.GPUTime
+		}
+	}
+	return sum
+}
