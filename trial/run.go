@@ -57,9 +57,9 @@ type Task struct {
 	Number int
 	Args   []string       // all args of the server after the model
 	Hint   func() float64 // returns the first rate of the search, called after Accept; nil or 0 means the Runner's Hint
-	// Best returns the capacity that the point must beat, called after Accept. The search is then a race. Without Best, or
-	// if the capacity has no rate, the search finds the point's own capacity.
-	Best   func() capacity.Capacity
+	// Best returns the server that the point must beat, called after Accept. The search is then a race. Without Best, or if
+	// the server has no capacity, the search finds the point's own capacity.
+	Best   func() Rival
 	Budget time.Duration // GPU time of the trial; no probe except the first begins if it would exceed this; 0 means no limit
 	Draw   int           // number of the first probe's draw; an independent measurement needs draws that no other trial uses
 	Done   []Probe       // probes from before an interruption; they are not repeated
@@ -71,6 +71,12 @@ type Task struct {
 	Accept   func(serverctl.Facts) error // called when the server is ready; an error ends the trial; nil accepts any server
 	Progress func(step string)           // called with the name of each step as it begins; nil means silent
 	Finish   <-chan struct{}             // when it is closed, Run finishes the current probe, if there is one, and returns ErrInterrupted
+}
+
+// A Rival is a measured server of the same study.
+type Rival struct {
+	Capacity capacity.Capacity
+	Probes   []Probe
 }
 
 // Run measures one point. If the server fails, that is a result and no error. An error means that ctx has ended, or
@@ -108,7 +114,7 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 	switch {
 	case found.Limited != "":
 		s.result.Class, s.result.Evidence = serverctl.ClientLimited, found.Why
-	case task.Best != nil && !found.Met() && task.Best().Carried() > 0:
+	case task.Best != nil && !found.Met() && task.Best().Capacity.Carried() > 0:
 		s.result.Outcome, s.result.Class, s.result.Evidence = Dropped, serverctl.DroppedByRace, found.Why
 	}
 	return s.result, nil

@@ -76,7 +76,11 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 		search.Hint = cmp.Or(t.task.Hint(), t.firstRate)
 	}
 	if t.task.Best != nil {
-		search.Race.Best = t.task.Best()
+		rival := t.task.Best()
+		search.Race.Best = rival.Capacity
+		for _, p := range rival.Probes {
+			search.Race.Steps = append(search.Race.Steps, capacity.Step{Rate: p.Rate, Outcome: t.outcome(p)})
+		}
 	}
 	if t.task.Budget > 0 {
 		search.Budget = max(1, t.task.Budget-t.spent)
@@ -125,6 +129,9 @@ func (t *searchRun) add(p Probe) error {
 func (t *searchRun) outcome(p Probe) capacity.Outcome {
 	o := p.Outcome()
 	plan := t.plan(t.cache.draw(p.Seq, p.Replaced > 0), p.Rate)
+	if planned, _ := plan.Counted(); p.Stopped && len(p.Verdict.Checks) > 0 {
+		o.Seen = float64(len(p.Verdict.Checks[0].Each)) / float64(planned)
+	}
 	o.Evidence = t.runner.longRun().Evidence(plan.Schedule(), p.Rate, plan.Draw, t.runner.SLO, p.Verdict)
 	return o
 }
@@ -141,7 +148,7 @@ func (p Probe) Outcome() capacity.Outcome {
 	offered := v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000
 	return capacity.Outcome{
 		Pass: v.Pass && offered, Headroom: v.Headroom, Binding: v.Binding, InFlight: m.MeanInFlight, Limited: v.ClientLimited,
-		Took: p.GPUTime,
+		Seen: 1, Took: p.GPUTime,
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 // prompt in one step (vLLM's docs/configuration/optimization.md); 0.95 leaves as little memory unused as most GPUs allow.
 var presets = []map[string]string{
 	{"gpu-memory-utilization": "0.95", "max-num-seqs": "128", "max-num-batched-tokens": "8192", space.SpeculativeTokens: "0"},
-	{"gpu-memory-utilization": "0.92", "max-num-seqs": "256", "max-num-batched-tokens": "16384", space.SpeculativeTokens: "3"},
+	{"gpu-memory-utilization": "0.95", "max-num-seqs": "128", "max-num-batched-tokens": "8192", space.SpeculativeTokens: "3"},
 }
 
 // untriedPreset returns a preset that was not measured yet, or nil.

@@ -16,7 +16,6 @@ import (
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
-	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
 )
@@ -163,12 +162,12 @@ func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 }
 
 // toBeat returns the best capacity so far on servers of a version, or none.
-func toBeat(study studies.Study, version string) capacity.Capacity {
+func toBeat(study studies.Study, version string) trial.Rival {
 	best, found := Incumbent(study)
 	if !found || best.Version != version {
-		return capacity.Capacity{}
+		return trial.Rival{}
 	}
-	return best.Result.Capacity
+	return trial.Rival{Capacity: best.Result.Capacity, Probes: best.Probes}
 }
 
 // whyOver says why no further trial begins. The zero End means that the study continues.
@@ -347,7 +346,7 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 	return s.Runner.Run(ctx, trial.Task{
 		Number: t.Number, Args: t.Args, Attempt: attempt, Done: t.Probes, Budget: s.trialBudget(study),
 		Hint: func() float64 { return hint(study.Present(), t.Version) },
-		Best: func() capacity.Capacity { return toBeat(study, t.Version) },
+		Best: func() trial.Rival { return toBeat(study, t.Version) },
 		Record: func(p trial.Probe) error {
 			if err := s.Store.Record(t.Number, p); err != nil {
 				return err

@@ -92,21 +92,21 @@ func highestPass(steps []Step, limit float64) (rate float64) {
 // addInterval replaces the interpolated rate with the estimate from all requests, and adds the interval.
 func (l *searchState) addInterval(c *Capacity) {
 	e, ok := l.estimate()
+	if l.Race.on() {
+		if rate, stdErr, tells := l.againstBest(); tells && c.Limited == "" {
+			c.raced(rate, stdErr, &e)
+		}
+		return
+	}
 	if !ok || c.Bound == Exact && !l.bracketed() {
 		return
 	}
 	rate := math.Exp(e.logRate)
-	if c.Bound == AtMost && l.Race.on() && l.high.byRequests() {
-		c.Bound = Estimated
-	}
 	switch c.Bound {
-	case Estimated:
-		c.Rate, c.Binding = rate, e.limit
-		c.setError(&e)
 	case Exact:
 		c.Rate, c.Binding = rate, e.limit
 		l.reconcile(c)
-		c.setError(&e)
+		c.setError(e.stdErr, e.pieces)
 		if now := halfWidth(e.stdErr); l.Precision > 0 && now > 1.1*l.Precision {
 			c.addDoubt("it is known to ±%.2g %%; ±%.3g %% was wanted", 100*now, 100*l.Precision)
 		}
@@ -116,9 +116,19 @@ func (l *searchState) addInterval(c *Capacity) {
 }
 
 // setError sets the standard error and the interval of a rate that all requests estimate.
-func (c *Capacity) setError(e *estimate) {
-	c.StdErr, c.Pieces = e.stdErr, e.pieces
-	c.Lowest, c.Highest = c.Rate*math.Exp(-deviations*e.stdErr), c.Rate*math.Exp(deviations*e.stdErr)
+func (c *Capacity) setError(stdErr float64, pieces []Piece) {
+	c.StdErr, c.Pieces = stdErr, pieces
+	c.Lowest, c.Highest = c.Rate*math.Exp(-deviations*stdErr), c.Rate*math.Exp(deviations*stdErr)
+}
+
+// raced sets the rate that a race has found, in place of a bound. A pass alone is no capacity: the draw may have been
+// easy.
+func (c *Capacity) raced(rate, stdErr float64, e *estimate) {
+	c.Rate = rate
+	if c.Bound != Exact {
+		c.Bound = Estimated
+	}
+	c.setError(stdErr, e.pieces)
 }
 
 // reconcile sets the bracket to the verdicts next to the estimated rate that agree with it. It adds a doubt if verdicts

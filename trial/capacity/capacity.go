@@ -18,8 +18,8 @@ const (
 	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
 
-	// Estimated is a capacity by the requests of probes that all failed. It is a rate with an interval, and no bound; a
-	// server that lost a race has it.
+	// Estimated is a rate with an interval, from the requests of probes that all failed, or all passed. A server that lost
+	// a race has it.
 	Estimated Bound = "estimated"
 )
 
@@ -38,6 +38,8 @@ type Outcome struct {
 	// Evidence says what each request did. It is nil if requests are not judged one by one; the capacity then has no
 	// interval.
 	Evidence *Evidence `json:"-"`
+
+	Seen float64 `json:"-"` // part of the window's requests that were due before the probe ended; 1 unless it ended early
 
 	Took time.Duration `json:"-"` // how long the probe took; 0 where that is not known
 }

@@ -56,7 +56,7 @@ const blockRequests = 50
 
 // locate estimates the boundary of each limit from the requests of all steps, and returns the lowest boundary. ok is
 // false if a step has no evidence, or if too few requests were slow.
-func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
+func locate(steps []Step, p *Population, shapes []shape) (lowest estimate, ok bool) {
 	var probes []*Evidence
 	for _, step := range inTime(steps) {
 		if step.Evidence == nil {
@@ -68,7 +68,11 @@ func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
 		return lowest, false
 	}
 	for limit := range probes[0].Limits {
-		if e, found := estimateOne(probes, limit, p); found && (!ok || e.logRate < lowest.logRate) {
+		s := &unknownShape
+		if limit < len(shapes) {
+			s = &shapes[limit]
+		}
+		if e, found := estimateOne(probes, limit, p, s); found && (!ok || e.logRate < lowest.logRate) {
 			lowest, ok = e, true
 		}
 	}
@@ -77,27 +81,29 @@ func locate(steps []Step, p *Population) (lowest estimate, ok bool) {
 
 // estimateOne estimates the boundary of one limit. ok is false if too few requests broke the limit, if too few kept it,
 // or if the boundary is too far from the probes.
-func estimateOne(probes []*Evidence, limit int, p *Population) (e estimate, ok bool) {
+func estimateOne(probes []*Evidence, limit int, p *Population, s *shape) (e estimate, ok bool) {
 	center, ok := between(probes, limit)
 	if !ok {
 		return e, false
 	}
 	allowed := probes[0].Limits[limit].Allowed
-	best, at := fit{likelihood: math.Inf(-1)}, priorAt
+	best, at := fit{likelihood: math.Inf(-1)}, s.mean
 	try := func(kernels []kernel) {
 		for _, k := range kernels {
-			f := fitTo(observe(probes, limit, k, center), k, center, at)
+			f := fitTo(observe(probes, limit, k, center), s, k, center, at)
 			if at = f.at; f.likelihood > best.likelihood {
 				best = f
 			}
 		}
 	}
-	try(kernels())
-	try(best.kernel.mixes())
+	try(s.kernels)
+	if s.mixed {
+		try(best.kernel.mixes())
+	}
 	logRate, gradient, ok := best.boundary(p, allowed)
 	// Fit again around the boundary until the boundary no longer moves, because far probes say little about it.
 	for moved, n := math.Inf(1), 0; ok && n < maxCenters && (n == 0 || moved > settledCenter); n++ {
-		best = fitTo(observe(probes, limit, best.kernel, logRate), best.kernel, logRate, best.at)
+		best = fitTo(observe(probes, limit, best.kernel, logRate), s, best.kernel, logRate, best.at)
 		was := logRate
 		logRate, gradient, ok = best.boundary(p, allowed)
 		moved = math.Abs(logRate - was)

@@ -312,8 +312,8 @@ func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
 			}
 			all = append(all, Step{rate, o})
 		}
-		want, ok := locate(near, p)
-		got, okToo := locate(all, p)
+		want, ok := locate(near, p, nil)
+		got, okToo := locate(all, p, nil)
 		if !ok || !okToo || math.Abs(got.logRate-want.logRate) > 0.05 || got.limit != want.limit {
 			t.Errorf("seed %d: %.3g req/s by %s from near probes, %.3g by %s with far ones (%v, %v)",
 				seed, math.Exp(want.logRate), want.limit, math.Exp(got.logRate), got.limit, ok, okToo)

@@ -9,6 +9,7 @@ import "math"
 // remembers it for longer.
 type fit struct {
 	kernel
+	shape       *shape
 	center      float64       // ln of the rate around which the fit was made
 	at          [3]float64    // a, ln b, ln c; the logarithms keep b and c positive, because no server gets faster under more load
 	information [3][3]float64 // inverse of the covariance matrix of at
@@ -21,17 +22,42 @@ type observation struct {
 	requests, broken float64 // weighed
 }
 
-// The mean (priorAt) and the standard deviation (priorSpread) of a, ln b and ln c before anything is measured. They
-// come from fits to simulated servers.
-var (
-	priorAt     = [3]float64{-1.5, math.Log(10), math.Log(0.9)}
-	priorSpread = [3]float64{1.5, 0.6, 0.25}
-)
+// A shape is what is known of a fit before anything is measured: mean and standard deviation of a, ln b and ln c, and the
+// kernels to try.
+type shape struct {
+	mean, spread [3]float64
+	kernels      []kernel
+	mixed        bool // whether to try the mixes of the best kernel too
+}
 
-// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information. A step is at most
-// priorSpread. from is the first guess, such as the maximum with a similar kernel.
-func fitTo(observed []observation, k kernel, center float64, from [3]float64) fit {
-	f := fit{kernel: k, center: center, at: from}
+// unknownShape holds for a server of which nothing is known. Its figures come from fits to simulated servers.
+var unknownShape = shape{
+	mean: [3]float64{-1.5, math.Log(10), math.Log(0.9)}, spread: [3]float64{1.5, 0.6, 0.25},
+	kernels: kernels(), mixed: true,
+}
+
+// alike is how much ln b and ln c of two servers differ that run the same model on the same GPU (standard deviation,
+// simulated H200).
+var alike = [3]float64{0, 0.25, 0.15}
+
+// learned returns the shape of a fit, for servers that are like the one of the fit. The level a says nothing of another
+// server.
+func (f *fit) learned() shape {
+	s := shape{mean: f.at, spread: unknownShape.spread, kernels: []kernel{f.kernel}}
+	s.mean[0] = unknownShape.mean[0]
+	for i := 1; i < len(s.mean); i++ {
+		unit := [3]float64{}
+		unit[i] = 1
+		column, _ := solve(f.information, unit)
+		s.spread[i] = min(unknownShape.spread[i], math.Hypot(math.Sqrt(column[i]), alike[i]))
+	}
+	return s
+}
+
+// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information. A step is at most the spread
+// of the shape. from is the first guess, such as the maximum with a similar kernel.
+func fitTo(observed []observation, s *shape, k kernel, center float64, from [3]float64) fit {
+	f := fit{kernel: k, shape: s, center: center, at: from}
 	for range 50 {
 		gradient := f.score(observed)
 		step, ok := solve(f.information, gradient)
@@ -40,7 +66,7 @@ func fitTo(observed []observation, k kernel, center float64, from [3]float64) fi
 		}
 		size := 0.0
 		for i := range step {
-			size = max(size, math.Abs(step[i])/priorSpread[i])
+			size = max(size, math.Abs(step[i])/s.spread[i])
 		}
 		if size < 1e-4 {
 			break
@@ -86,9 +112,10 @@ func (f *fit) score(observed []observation) (gradient [3]float64) {
 		likelihood += ln
 	}
 	for i := range gradient {
-		off := (f.at[i] - priorAt[i]) / priorSpread[i]
-		gradient[i] -= off / priorSpread[i]
-		information[i][i] += 1 / (priorSpread[i] * priorSpread[i])
+		spread := f.shape.spread[i]
+		off := (f.at[i] - f.shape.mean[i]) / spread
+		gradient[i] -= off / spread
+		information[i][i] += 1 / (spread * spread)
 		likelihood -= off * off / 2
 		for c := range i {
 			information[c][i] = information[i][c]

@@ -3,12 +3,16 @@ package capacity
 import (
 	"fmt"
 	"math"
+	"strings"
+
+	"vllmtuner/render"
 )
 
 // A Race is a search that compares a server with the best one so far. It measures no more than the comparison needs: a
 // server that is clearly worse gets an estimate, and only a server that may be better gets an exact capacity.
 type Race struct {
 	Best    Capacity // to be beaten; a Race without a rate is none
+	Steps   []Step   // the steps of Best with their evidence; without them nothing is known of the shape of a fit
 	MinGain float64  // ln; the race is lost once the gain that may be expected of the server is below this
 }
 
@@ -24,10 +28,12 @@ const (
 	// enoughForLoser probes of a server that still seems worse end its race: another server promises more. A server that
 	// seems better gets up to enoughForWinner, and fewer if the standard error of its gain is down to raceStdErr.
 	enoughForLoser  = 2
-	enoughForWinner = 4
+	enoughForWinner = 3
 	raceStdErr      = 0.03
-	// raceUp is the factor by which a race goes up after a pass in which hardly any request was slow.
-	raceUp = 1.2
+	// raceUp is the factor by which a race goes up at least after a pass.
+	raceUp = 1.1
+	// raceOver is where a race looks for the failing end of a bracket, as a part of the estimated rate.
+	raceOver = 1.06
 	// minRaceStdErr is the smallest error of a comparison. Errors that two servers share cancel, but not all of them.
 	minRaceStdErr = 0.02
 )
@@ -42,22 +48,102 @@ func expectedGain(gain, stdErr float64) float64 {
 	return stdErr * (density(u) + u*normal(u))
 }
 
-// gain returns ln(rate / best) and its standard error.
-func (r Race) gain(e *estimate) (gain, stdErr float64) {
-	is := Capacity{Rate: math.Exp(e.logRate), Bound: Exact, StdErr: e.stdErr, Pieces: e.pieces}
-	best := r.Best
-	best.Bound, best.Rate = Exact, best.Carried()
-	gain = e.logRate - math.Log(best.Rate)
-	if c, ok := Compare(is, best); ok {
-		return gain, max(minRaceStdErr, c.stdErr)
+// shapes returns what the steps of the best server show of the shape of a fit, by limit.
+func (r Race) shapes(p *Population) (all []shape) {
+	var probes []*Evidence
+	for _, step := range inTime(r.Steps) {
+		if step.Evidence != nil {
+			probes = append(probes, step.Evidence)
+		}
 	}
-	return gain, max(minRaceStdErr, e.stdErr)
+	if len(probes) == 0 || !r.on() {
+		return nil
+	}
+	for limit := range probes[0].Limits {
+		s := unknownShape
+		if e, ok := estimateOne(probes, limit, p, &unknownShape); ok {
+			s = e.fit.learned()
+		}
+		all = append(all, s)
+	}
+	return all
 }
+
+// gain returns ln(rate / best) and its standard error; ok is false when nothing tells. If it can, it compares the two
+// servers by the requests that both had: some draws are harder than others, and a server that met only a hard one is not
+// worse for it.
+func (l *searchState) gain() (gain, stdErr float64, ok bool) {
+	if gain, stdErr, ok = l.pairedGain(); ok {
+		return gain, stdErr, true
+	}
+	e, ok := l.estimate()
+	if !ok {
+		return 0, 0, false
+	}
+	return e.logRate - math.Log(l.Race.Best.Carried()), max(minRaceStdErr, e.stdErr), true
+}
+
+// pairedGain compares the headroom of two servers under the same draws. One probe of each tells their ratio to within 4 %
+// (standard deviation, simulated H200), where single capacities differ by 8 % from draw to draw.
+func (l *searchState) pairedGain() (gain, stdErr float64, ok bool) {
+	sum, weights := 0.0, 0.0
+	for _, mine := range l.steps {
+		for _, theirs := range l.Race.Steps {
+			if !mine.pairs(theirs) {
+				continue
+			}
+			a, aErr := mine.boundary()
+			b, bErr := theirs.boundary()
+			weight := 1 / (pairedErr*pairedErr + aErr*aErr + bErr*bErr)
+			sum += weight * (a - b)
+			weights += weight
+			break
+		}
+	}
+	if weights == 0 {
+		return 0, 0, false
+	}
+	return sum / weights, max(minRaceStdErr, math.Sqrt(1/weights)), true
+}
+
+// pairs reports whether two steps had the same requests, and whether each shows by its headroom how far the boundary is.
+func (s Step) pairs(other Step) bool {
+	tells := func(s Step) bool {
+		_, stdErr := s.boundary()
+		return s.byRequests() && s.Seen >= minSeen && s.Limited == "" && stdErr < maxBoundaryErr
+	}
+	return tells(s) && tells(other) && s.Evidence.Draw == other.Evidence.Draw
+}
+
+// boundary returns ln of the rate at which the step's draw would just keep the limit, by the headroom of the step, and the
+// standard error of the distance.
+func (s Step) boundary() (logRate, stdErr float64) {
+	slope, off := perTokenSlope, perTokenSlopeErr
+	if strings.Contains(s.Binding, "TTFT") {
+		slope, off = queueSlope, queueSlopeErr
+	}
+	return math.Log(s.Rate) + slope*s.Headroom, off * math.Abs(s.Headroom)
+}
+
+// The change of ln rate that changes the headroom by one, near the boundary, and its standard deviation between servers
+// (simulated H200). A time per token grows about as the batch does. A time to first token grows with the queue, which is
+// much steeper.
+const (
+	perTokenSlope, perTokenSlopeErr = 1.0, 0.3
+	queueSlope, queueSlopeErr       = 0.1, 0.1
+	// pairedErr is the standard error of a comparison by one draw, beside the errors of the slopes.
+	pairedErr = 0.035
+	// minSeen is the part of a window that must have been seen for its headroom to count. Of a window that ended early
+	// nobody knows whether the rest was better.
+	minSeen = 0.7
+	// maxBoundaryErr is how far a boundary may be off to be compared.
+	maxBoundaryErr = 0.2
+)
 
 // nextOfRace returns the next rate of a race, or why it is over, and whether it is lost.
 func (l *searchState) nextOfRace() (rate float64, why string, lost bool) {
 	best := l.Race.Best.Carried()
-	e, ok := l.estimate()
+	gain, stdErr, ok := l.gain()
 	if !ok {
 		if l.low == nil && len(l.steps) >= maxLost {
 			return 0, fmt.Sprintf("lost the race: it failed at %.4g req/s; the best carries %.4g", l.high.Rate, best), true
@@ -65,13 +151,15 @@ func (l *searchState) nextOfRace() (rate float64, why string, lost bool) {
 		rate, why = l.nextBlind()
 		return rate, why, false
 	}
-	gain, stdErr := l.Race.gain(&e)
-	if l.high != nil && (expectedGain(gain, stdErr) < l.Race.MinGain || gain <= 0 && len(l.steps) >= enoughForLoser) {
-		return 0, fmt.Sprintf("lost the race: it carries about %.4g req/s, ±%.0f %%; the best carries %.4g",
-			math.Exp(e.logRate), 100*halfWidth(e.stdErr), best), true
+	if expectedGain(gain, stdErr) < l.Race.MinGain || gain <= 0 && len(l.steps) >= enoughForLoser {
+		return 0, fmt.Sprintf("lost the race: it carries %s of what the best carries, ±%.0f %%", render.Share(math.Exp(gain)), 100*halfWidth(stdErr)), true
 	}
-	rate, why = l.nextNear(&e, stdErr)
-	return rate, why, false
+	enough := stdErr <= raceStdErr || len(l.steps) >= enoughForWinner
+	rate, why = l.nextNear(best*math.Exp(gain), enough)
+	if why == "" || !l.bracketed() {
+		return rate, why, false
+	}
+	return 0, fmt.Sprintf("won the race: it carries %s of what the best carried, ±%.0f %%", render.Share(math.Exp(gain)), 100*halfWidth(stdErr)), false
 }
 
 // nextBlind returns the next rate of a race where the requests show no boundary: hardly any was slow, or hardly any was
@@ -86,21 +174,19 @@ func (l *searchState) nextBlind() (rate float64, why string) {
 	return l.narrow()
 }
 
-// nextNear returns a rate near the boundary that the requests show. It brackets the boundary, and goes on until the error
-// is small.
-func (l *searchState) nextNear(e *estimate, stdErr float64) (rate float64, why string) {
-	at := math.Exp(e.logRate)
+// nextNear returns a rate near the boundary at: it brackets the boundary, and goes on until that is enough.
+func (l *searchState) nextNear(at float64, enough bool) (rate float64, why string) {
 	switch {
 	case l.high == nil:
-		return l.upward(min(max(at, l.low.Rate*raceAbove), l.low.Rate*maxDescent))
+		return l.upward(min(max(raceOver*at, raceUp*l.low.Rate), maxDescent*l.low.Rate))
 	case l.low == nil:
 		return l.downward(max(min(at, l.high.Rate/raceAbove), l.high.Rate/maxDescent))
 	case l.high.Rate/l.low.Rate-1 > l.Tolerance+1e-9:
 		return l.narrow()
-	case stdErr > raceStdErr && len(l.steps) < enoughForWinner:
+	case !enough:
 		return l.round(at * sharpenAt[len(l.steps)%len(sharpenAt)]), ""
 	}
-	return 0, l.precision()
+	return 0, "bracketed"
 }
 
 // upward and downward return a rate that was not probed yet, or why there is none.
@@ -116,4 +202,11 @@ func (l *searchState) downward(rate float64) (float64, string) {
 		return 0, fmt.Sprintf("failed at the lowest rate, %.4g req/s", l.Min)
 	}
 	return l.round(rate), ""
+}
+
+// againstBest returns the rate of a server that raced, and the standard error of its ln: the best capacity times the gain.
+// All capacities of a study then have the error of the first one in common, and their ratios do not.
+func (l *searchState) againstBest() (rate, stdErr float64, ok bool) {
+	gain, of, ok := l.gain()
+	return l.Race.Best.Carried() * math.Exp(gain), math.Hypot(of, l.Race.Best.StdErr), ok
 }

@@ -48,7 +48,7 @@ type Forecast struct {
 
 // Find runs the search. If probe returns an error, Find returns it, with the capacity that is known so far.
 func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
-	l := searchState{Search: s}
+	l := searchState{Search: s, shapes: s.Race.shapes(s.Population)}
 	for _, step := range s.Known {
 		if s.Precision > 0 {
 			l.next() // repeats the forecast after the same step as before the interruption
@@ -77,6 +77,7 @@ type searchState struct {
 	spent     time.Duration
 	narrowed  int       // number of steps when the bracket was first within the tolerance; 0 before
 	forecast  *Forecast // nil until there is a bracket; always nil without a Precision
+	shapes    []shape   // of the fits, by limit; empty in a search that is no race
 	planned   int       // number of steps when the forecast was made
 
 	known     bool // whether located and canLocate are up to date
@@ -295,7 +296,7 @@ func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 		return 0, why
 	}
 	at := math.Exp(e.logRate)
-	if l.forecast == nil && len(l.steps) < l.narrowed+maxExtra {
+	if l.forecast == nil && l.Race.MinGain <= 0 && len(l.steps) < l.narrowed+maxExtra {
 		switch {
 		case e.bursts < fewBursts:
 			return l.high.Rate, ""
@@ -376,7 +377,7 @@ func ThreeDigits(rate float64) float64 {
 // estimate returns the lowest boundary of all limits, from all probes.
 func (l *searchState) estimate() (estimate, bool) {
 	if !l.known {
-		l.located, l.canLocate = locate(l.steps, l.Population)
+		l.located, l.canLocate = locate(l.steps, l.Population, l.shapes)
 		l.known = true
 	}
 	return l.located, l.canLocate

@@ -123,7 +123,7 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 
 // earlyStop is how many times as many requests as fail a probe must break a limit before the probe ends early. A burst may
 // break four of the first hundred requests of a good server, and then the others never get a say.
-const earlyStop = 6
+const earlyStop = 20
 
 // Stop returns a bench.Stop that ends a probe when it has clearly failed. That is when twice as many requests as needed
 // have broken a limit, when too many requests have failed, or when the queue grows. It never ends a probe because it
