@@ -47,7 +47,10 @@ const (
 	Current Origin = "current" // trial 1: the user's current args
 	Preset  Origin = "preset"  // a point that does well on many servers
 	Sampled Origin = "sampler" // the study's sampler
-	Prior   Origin = "prior"   // an imported trial, measured elsewhere before this study
+	// Confirmed is a point that the search found best, measured once more with fresh requests.
+	Confirmed Origin = "confirm"
+
+	Prior Origin = "prior" // an imported trial, measured elsewhere before this study
 )
 
 // A Study is one study with all its trials.

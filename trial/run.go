@@ -31,6 +31,7 @@ type Runner struct {
 	Source    workload.Source
 	SLO       slo.SLO
 	Lengths   Lengths
+	Confirm   Lengths // of the probes of a Task that confirms; its LeadIn is longer too
 	Cache     Protocol
 	PrimeRate float64         // requests per second while the prefix cache is primed; 0 means as many as the server takes
 	Search    capacity.Search // its Hint is the first rate of the first trial; 0 means a guess from the size of the KV cache
@@ -61,8 +62,10 @@ type Task struct {
 	// the server has no capacity, the search finds the point's own capacity.
 	Best   func() Rival
 	Budget time.Duration // GPU time of the trial; no probe except the first begins if it would exceed this; 0 means no limit
-	Draw   int           // number of the first probe's draw; an independent measurement needs draws that no other trial uses
-	Done   []Probe       // probes from before an interruption; they are not repeated
+	// Confirm asks for the capacity alone, with longer probes, in small steps from the Hint.
+	Confirm bool
+	Draw    int     // number of the first probe's draw; an independent measurement needs draws that no other trial uses
+	Done    []Probe // probes from before an interruption; they are not repeated
 	// Attempt is the number of the server that is started for this trial, from 0. A later attempt repeats the probes
 	// that a late load generator decided in earlier attempts.
 	Attempt int
@@ -205,20 +208,26 @@ func until(ctx context.Context, done <-chan struct{}, cause func() error) (conte
 	}
 }
 
-// DefaultLeadIn is how long a probe's load goes on before requests are counted, unless the user sets it. It is twice as
-// long as a request may take, so that as many requests are in flight as in the long run. The limits and the mean length
-// of an answer say how long a request may take.
-//
-// A cache that is carried from probe to probe needs twice as long until its contents are as in the long run. This was
-// tried on a simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes. Capacities were 7 % too
-// high with a lead-in of 60 s, 4 % with 120 s, and no better with 180 s.
-func DefaultLeadIn(s slo.SLO, source workload.Source, cache Protocol) time.Duration {
+// SearchLeadIn is how long the load of a search's probe goes on before requests are counted, unless the user sets it. It
+// is twice as long as a request may take, so that as many requests are in flight as in the long run. The limits and the
+// mean length of an answer say how long a request may take.
+func SearchLeadIn(s slo.SLO, source workload.Source) time.Duration {
 	const shortest, longest, lifetimes = 30 * time.Second, 150 * time.Second, 2
-	leadIn := min(max(shortest, lifetimes*s.MayTake(meanAnswer(source))), longest)
+	return min(max(shortest, lifetimes*s.MayTake(meanAnswer(source))), longest).Round(time.Second)
+}
+
+// DefaultLeadIn is the lead-in where the capacity itself is wanted, and not only a comparison of capacities.
+//
+// A cache that is carried from probe to probe needs twice as long as SearchLeadIn until its contents are as in the long
+// run. This was tried on a simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes. Capacities
+// were 7 % too high with a lead-in of 60 s, 4 % with 120 s, and no better with 180 s. In a search all of them are too
+// high alike.
+func DefaultLeadIn(s slo.SLO, source workload.Source, cache Protocol) time.Duration {
+	leadIn := SearchLeadIn(s, source)
 	if cache != Reset {
 		leadIn *= 2
 	}
-	return leadIn.Round(time.Second)
+	return leadIn
 }
 
 // meanAnswer is the mean length of the workload's answers in tokens.

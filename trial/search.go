@@ -75,6 +75,9 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	if t.task.Hint != nil {
 		search.Hint = cmp.Or(t.task.Hint(), t.firstRate)
 	}
+	if t.task.Confirm {
+		search.Factor, search.Tolerance = confirmStep, confirmStep-1
+	}
 	if t.task.Best != nil {
 		rival := t.task.Best()
 		search.Race.Best = rival.Capacity
@@ -87,6 +90,9 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	}
 	return search
 }
+
+// confirmStep is the factor between the rates of a confirmation. The capacity is known to about a tenth already.
+const confirmStep = 1.12
 
 // measureRate probes a rate and records the probe.
 func (t *searchRun) measureRate(ctx context.Context, rate float64) (capacity.Outcome, error) {
@@ -119,7 +125,7 @@ func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, again bo
 func (t *searchRun) add(p Probe) error {
 	t.result.GPUTime += p.GPUTime
 	if !p.Stopped {
-		t.runOut = max(t.runOut, p.GPUTime-p.Replaced-t.runner.Lengths.LeadIn-p.Measurement.Window)
+		t.runOut = max(t.runOut, p.GPUTime-p.Replaced-t.lengths().LeadIn-p.Measurement.Window)
 	}
 	t.worst.saw(p)
 	return t.drafts.judge(p.Speculation)
@@ -156,15 +162,23 @@ func (p Probe) Outcome() capacity.Outcome {
 // have more or fewer bursts than the long run. Later probes would also find their own requests in the cache. Every
 // trial has the same draws, so two trials differ by their servers alone.
 func (t *searchRun) plan(draw int, rate float64) workload.Plan {
-	r := t.runner
+	r, lengths := t.runner, t.lengths()
 	return workload.Plan{
 		Source: r.Source, Seed: r.Seed, Rate: rate, Draw: t.task.Draw + draw,
-		LeadIn: r.Lengths.LeadIn, Window: r.Lengths.Window, MinRequests: r.Lengths.MinRequests, Arrivals: r.Arrivals,
+		LeadIn: lengths.LeadIn, Window: lengths.Window, MinRequests: lengths.MinRequests, Arrivals: r.Arrivals,
 	}
 }
 
 // cost is the time that a probe takes, if its run-out is as long as the longest so far.
 func (t *searchRun) cost(rate float64) time.Duration {
 	_, window := t.plan(0, rate).Counted()
-	return t.runner.Lengths.LeadIn + window + t.runOut
+	return t.lengths().LeadIn + window + t.runOut
+}
+
+// lengths returns the lengths of the task's probes.
+func (t *searchRun) lengths() Lengths {
+	if t.task.Confirm {
+		return t.runner.Confirm
+	}
+	return t.runner.Lengths
 }

@@ -32,6 +32,7 @@ type Store interface {
 // A Budget limits what a study may spend.
 type Budget struct {
 	Trials  int           // number of trials, including the default and the current args
+	MinGain float64       // ln; the search ends when no point promises that much; 0 means never
 	GPUTime time.Duration // limit for starts, probes and stops; once it is spent, no trial begins; 0 means no limit
 }
 
@@ -42,6 +43,7 @@ type Study struct {
 	Space       *space.Space
 	Sampler     sampler.Sampler
 	Current     space.Point // the user's current args, measured by trial 1; nil if unknown
+	Confirm     int         // number of best points that are measured once more at the end, with fresh requests
 	Presets     bool        // whether the presets are measured before the sampler chooses
 	FixedArgs   []string    // args of every trial; the args of the point come after them
 	Budget      Budget
@@ -98,7 +100,7 @@ func (e End) State(study studies.Study, planned int) (state studies.State, note 
 	if e.Spent && !slices.ContainsFunc(study.Present().Trials, studies.Trial.Met) {
 		return studies.Spent, e.Why
 	}
-	if len(study.Trials) == planned && !e.Spent { // no note is needed: the number of trials shows that all were run
+	if len(searchTrials(study.Trials)) == planned && !e.Spent { // no note is needed: the number of trials shows that all were run
 		return studies.Done, ""
 	}
 	return studies.Done, e.Why
@@ -115,15 +117,26 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 		}
 		first := len(study.Trials) - s.ended // index of the first trial that this Run began
 		study.Trials = append(studies.Forgiven(study.Trials[:first]), study.Trials[first:]...)
-		if end, err := s.whyOver(ctx, study); end != (End{}) || err != nil {
+		end, err := s.whyOver(ctx, study)
+		if err != nil {
 			return end, err
 		}
-		next, err := s.nextTrial(study)
+		var next studies.Trial
+		if end == (End{}) {
+			next, err = s.nextTrial(study)
+		}
 		if errors.Is(err, sampler.ErrExhausted) {
-			return End{Why: err.Error()}, nil
+			end, err = End{Why: err.Error()}, nil
 		}
 		if err != nil {
 			return End{}, fmt.Errorf("choose the point of trial %d: %w", len(study.Trials), err)
+		}
+		if end != (End{}) { // the search is over
+			point, left := s.unconfirmed(study)
+			if !left {
+				return end, nil
+			}
+			next = s.trialOf(study, studies.Confirmed, point)
 		}
 		if err := s.Store.Begin(next); err != nil {
 			return End{}, fmt.Errorf("begin trial %d: %w", next.Number, err)
@@ -147,7 +160,7 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 // no longer count. found is false if no trial has met the SLO yet.
 func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 	version := ""
-	for _, t := range study.Present().Trials {
+	for _, t := range searchTrials(study.Present().Trials) {
 		if t.State != studies.Done {
 			continue
 		}
@@ -182,7 +195,7 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	if err := s.generator.tooLate(); err != nil {
 		return End{}, err
 	}
-	finished := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool { return t.State == studies.Done && t.Counts() })
+	finished := lo.Filter(searchTrials(study.Trials), func(t studies.Trial, _ int) bool { return t.State == studies.Done && t.Counts() })
 	infeasible := lo.CountBy(finished, func(t studies.Trial) bool { return t.Result.Outcome == trial.Infeasible })
 	halfDone := slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.State != studies.Done })
 	n, done := len(study.Trials), len(finished)
@@ -204,6 +217,8 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	case s.Budget.GPUTime > 0 && spent(study) >= s.Budget.GPUTime:
 		why := fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(done, "trial"))
 		return End{Why: why, Spent: true}, nil
+	case s.promisesLittle(study):
+		return End{Why: fmt.Sprintf("no flags promise to gain %s (budget.min_gain)", render.Share(s.Budget.MinGain))}, nil
 	}
 	return End{}, nil
 }
@@ -238,28 +253,30 @@ func withRemedy(r trial.Result, err error) error {
 func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
 	now := countAsTried(study.Present(), n-s.ended)
+	now.Trials = searchTrials(now.Trials)
 	prior, preset := s.untriedPrior(now), s.untriedPreset(now)
-	next := studies.Trial{Number: n, State: studies.Running, Began: time.Now()}
 	switch {
 	case n > 0 && study.Trials[n-1].State == studies.Running:
-		next = study.Trials[n-1]
+		return study.Trials[n-1], nil
 	case !referenceKnown(now, studies.Default):
-		next.Origin, next.Point = studies.Default, space.Point{}
+		return s.trialOf(study, studies.Default, space.Point{}), nil
 	case len(s.Current) > 0 && !referenceKnown(now, studies.Current):
-		next.Origin, next.Point = studies.Current, s.Current
+		return s.trialOf(study, studies.Current, s.Current), nil
 	case preset != nil:
-		next.Origin, next.Point = studies.Preset, preset
+		return s.trialOf(study, studies.Preset, preset), nil
 	case prior != nil:
-		next.Origin, next.Point = studies.Prior, prior
-	default:
-		point, err := s.Sampler.Next(n, history(now))
-		if err != nil {
-			return next, err
-		}
-		next.Origin, next.Point = studies.Sampled, point
+		return s.trialOf(study, studies.Prior, prior), nil
 	}
-	next.Args = append(append([]string{}, s.FixedArgs...), s.Space.Args(next.Point)...)
-	return next, nil
+	point, err := s.Sampler.Next(n, history(now))
+	return s.trialOf(study, studies.Sampled, point), err
+}
+
+// trialOf returns the study's next trial: a point that was chosen as origin says.
+func (s *Study) trialOf(study studies.Study, origin studies.Origin, point space.Point) studies.Trial {
+	return studies.Trial{
+		Number: len(study.Trials), State: studies.Running, Began: time.Now(), Origin: origin, Point: point,
+		Args: append(append([]string{}, s.FixedArgs...), s.Space.Args(point)...),
+	}
 }
 
 // countAsTried returns the study with all trials from number first on marked as tried, even those that do not count.
@@ -343,7 +360,7 @@ func gpuTime(probes []trial.Probe) time.Duration {
 
 // runOnServer measures a trial on one server.
 func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
-	return s.Runner.Run(ctx, trial.Task{
+	task := trial.Task{
 		Number: t.Number, Args: t.Args, Attempt: attempt, Done: t.Probes, Budget: s.trialBudget(study),
 		Hint: func() float64 { return hint(study.Present(), t.Version) },
 		Best: func() trial.Rival { return toBeat(study, t.Version) },
@@ -359,7 +376,12 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 		Accept:   func(facts serverctl.Facts) error { return s.served(study, t, facts.Version) },
 		Progress: func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) },
 		Finish:   s.Finish,
-	})
+	}
+	if t.Origin == studies.Confirmed {
+		task.Confirm, task.Draw, task.Best = true, firstConfirmingDraw, nil
+		task.Hint = func() float64 { return rateOf(study.Present(), t.Point) }
+	}
+	return s.Runner.Run(ctx, task)
 }
 
 // served stores the version of a trial's server. Measurements on two versions cannot be compared. So the version must

@@ -94,7 +94,11 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	for _, note := range notes(t) {
 		l.Item("note", "%s", note)
 	}
-	l.Item("trial", "%d (%s)", t.Number, t.Origin)
+	if b.confirmed() {
+		l.Item("trial", "%d, which confirms trial %d (%s) with fresh requests", t.Number, b.Found.Number, b.Found.Origin)
+	} else {
+		l.Item("trial", "%d (%s)", t.Number, t.Origin)
+	}
 }
 
 // cached says whether the prefix cache was emptied before each probe, and which hit rate it had at the highest rate

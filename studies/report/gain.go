@@ -76,7 +76,7 @@ func lastMeasured(trials []studies.Trial, origin studies.Origin) int {
 // returns 0 and "". That is so if the reference is itself a bound. If the best is a lower bound, it is compared with
 // the upper end of the reference's interval, because a single verdict may be chance.
 func ratio(best, reference capacity.Capacity) (float64, capacity.Bound) {
-	if reference.Bound != capacity.Exact {
+	if !reference.Known() {
 		return 0, ""
 	}
 	if best.Bound == capacity.Exact {
@@ -104,14 +104,14 @@ func headline(b Winner, state studies.State) string {
 		return "These are the best flags known so far; the default has not been measured yet."
 	}
 	over, r := whose(g.Origin), g.reference
-	switch c := b.Trial.Result.Capacity; {
-	case g.Trial == b.Trial.Number && !slices.ContainsFunc(b.same, func(t studies.Trial) bool { return t.State == studies.Done && t.Number != g.Trial }):
+	switch c := b.Found.Result.Capacity; {
+	case g.Trial == b.Found.Number && !slices.ContainsFunc(b.same, func(t studies.Trial) bool { return t.State == studies.Done && t.Number != g.Trial }):
 		return fmt.Sprintf("Nothing has been compared with %s yet.", over)
-	case g.Trial == b.Trial.Number && g.Origin != studies.Default && g.Origin != studies.Current:
+	case g.Trial == b.Found.Number && g.Origin != studies.Default && g.Origin != studies.Current:
 		return use + ": no others are known to carry more."
-	case g.Trial == b.Trial.Number && state == studies.Running:
+	case g.Trial == b.Found.Number && state == studies.Running:
 		return fmt.Sprintf("The best so far is %s: no other flags are known to carry more.", over)
-	case g.Trial == b.Trial.Number:
+	case g.Trial == b.Found.Number:
 		return fmt.Sprintf("Keep %s: no other flags are known to carry more.", over)
 	case c.Limited != "" && c.Low < c.Rate:
 		return fmt.Sprintf("These flags carried about %s req/s, but the load generator was late; it is not known whether they beat %s.", render.Number(c.Rate), over)
@@ -145,11 +145,11 @@ func gainText(b Winner) string {
 		return "not known: the default has not been measured yet"
 	}
 	reference := fmt.Sprintf("trial %d, %s", g.Trial, whose(g.Origin))
-	if g.reference.Bound == capacity.Exact {
+	if g.reference.Known() {
 		reference += fmt.Sprintf(" (%s req/s)", render.Number(g.reference.Rate))
 	}
 	switch {
-	case g.Trial == b.Trial.Number:
+	case g.Trial == b.Found.Number:
 		return fmt.Sprintf("none: the best is %s", reference)
 	case g.Bound == "":
 		return fmt.Sprintf("over %s: not known; %s", reference, unsureText(b))
@@ -162,7 +162,7 @@ func gainText(b Winner) string {
 // trustText says how sure the gain is; "" when there is no exact gain over another trial.
 func trustText(b Winner) string {
 	g := b.Gain
-	if g == nil || g.Bound != capacity.Exact || g.Trial == b.Trial.Number {
+	if g == nil || g.Bound != capacity.Exact || g.Trial == b.Found.Number {
 		return ""
 	}
 	c := g.Comparison
@@ -185,7 +185,7 @@ func trustText(b Winner) string {
 
 // unsureText says why the two capacities do not give a gain, or give one without an interval.
 func unsureText(b Winner) string {
-	best, reference := b.Trial.Result.Capacity, b.Gain.reference
+	best, reference := b.Found.Result.Capacity, b.Gain.reference
 	whose := fmt.Sprintf("trial %d", b.Gain.Trial)
 	switch {
 	case reference.Limited != "":

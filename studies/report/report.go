@@ -38,9 +38,10 @@ var Orders = []Order{Newest, oldest, fastest}
 
 // A Winner is the best trial so far.
 type Winner struct {
-	Trial studies.Trial
-	Gain  *gain // gain over the reference; nil when no reference has been measured
-	Among int   // number of measured trials, including the best one
+	Trial studies.Trial // the trial whose capacity holds: the confirmation of the best point, if there is one
+	Found studies.Trial // the trial of the search that found the point; gains compare it, because all of the search had the same requests
+	Gain  *gain         // gain over the reference; nil when no reference has been measured
+	Among int           // number of measured trials, including the best one
 
 	same []studies.Trial // all trials of the best trial's world
 }
@@ -58,7 +59,7 @@ func Whole(rows int) func(studies.Study) []int {
 			numbers = append(numbers, studies.Nearest)
 		}
 		for i, t := range study.Trials {
-			winner := met && t.Number == best.Trial.Number
+			winner := met && (t.Number == best.Trial.Number || t.Number == best.Found.Number)
 			reference := met && best.Gain != nil && t.Number == best.Gain.Trial
 			if winner || reference || t.State != studies.Done || i >= len(study.Trials)-rows {
 				numbers = append(numbers, t.Number)
@@ -81,25 +82,58 @@ func Best(study studies.Study) (Winner, bool) {
 
 // bestIn does what Best does, for the trials of one world.
 func bestIn(trials []studies.Trial) (Winner, bool) {
-	var best *studies.Trial
-	among := 0
+	var found, confirmed *studies.Trial
+	among, finalists := 0, 0
+	held := confirmations(trials)
 	for i := range trials { // by index: there may be many trials, of a kilobyte each
 		t := &trials[i]
-		if measured(*t) {
+		holds, tried := held[t.Point.String()]
+		switch {
+		case t.Origin == studies.Confirmed && tried:
+			finalists++
+			if holds && (confirmed == nil || compare(t, confirmed) > 0) {
+				confirmed = t
+			}
+			continue
+		case measured(*t), t.Result.Class == serverctl.DroppedByRace:
 			among++
 		}
-		if t.Met() && (best == nil || compare(t, best) > 0) {
-			best = t
+		if t.Met() && (!tried || holds) && (found == nil || compare(t, found) > 0) {
+			found = t
 		}
 	}
-	if best == nil {
+	if confirmed != nil { // a confirmed point comes before all that were not confirmed
+		for i := range trials {
+			if t := &trials[i]; t.Met() && t.Origin != studies.Confirmed && t.Point.String() == confirmed.Point.String() {
+				found = t
+			}
+		}
+	}
+	if found == nil {
 		return Winner{}, false
 	}
-	b := Winner{Trial: *best, Among: among, same: trials}
-	b.Gain = gainOf(*best, trials, among)
+	b := Winner{Trial: *found, Found: *found, Among: among, same: trials}
+	b.Gain = gainOf(*found, trials, among)
+	if confirmed != nil {
+		b.Trial, among = *confirmed, finalists
+	}
 	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among)
 	return b, true
 }
+
+// confirmations says for each point that was confirmed whether the confirmation kept the SLO.
+func confirmations(trials []studies.Trial) map[string]bool {
+	held := make(map[string]bool)
+	for _, t := range trials {
+		if t.Origin == studies.Confirmed && t.State == studies.Done && t.Counts() {
+			held[t.Point.String()] = t.Met()
+		}
+	}
+	return held
+}
+
+// confirmed reports whether the winner's capacity is that of a confirmation.
+func (b Winner) confirmed() bool { return b.Trial.Origin == studies.Confirmed }
 
 // compare returns a positive number if a is better than b.
 func compare(a, b *studies.Trial) int {

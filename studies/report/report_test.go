@@ -508,7 +508,7 @@ func TestGain(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			study := of(studies.Done, "", with(c.reference, studies.Default), c.best)
-			best := Winner{Trial: study.Trials[1], Gain: gainOf(study.Trials[1], study.Trials, 2)}
+			best := Winner{Trial: study.Trials[1], Found: study.Trials[1], Gain: gainOf(study.Trials[1], study.Trials, 2)}
 			g := best.Gain
 			if g == nil {
 				t.Fatal("gainOf = nil")

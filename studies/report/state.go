@@ -42,6 +42,8 @@ func capacityText(c capacity.Capacity, simulated bool) string {
 		return fmt.Sprintf("at least about %s%s: it passed while the load generator was late (%s)", render.Number(c.Rate), unit, c.Why)
 	case c.Bound == capacity.AtLeast:
 		return fmt.Sprintf("at least %s%s (%s)", render.Number(c.Rate), unit, c.Why)
+	case c.Bound == capacity.Estimated:
+		return fmt.Sprintf("about %s%s, 95 %%: %s to %s", render.Number(c.Rate), unit, render.Number(c.Lowest), render.Number(c.Highest))
 	case c.Bound == capacity.AtMost:
 		return fmt.Sprintf("none: failed at %s%s", render.Number(c.High), unit)
 	case c.StdErr > 0:
@@ -57,15 +59,18 @@ func bracketText(c capacity.Capacity) string {
 
 // shortCapacity writes a capacity in one word, such as ">=2.71", or "-" when there is none.
 func shortCapacity(t studies.Trial) string {
-	if !t.Met() {
+	if !t.Met() && t.Result.Capacity.Bound != capacity.Estimated {
 		return "-"
 	}
 	return rateText(t.Result.Capacity.Rate, t.Result.Capacity.Bound)
 }
 
 func rateText(rate float64, bound capacity.Bound) string {
-	if bound == capacity.AtLeast {
+	switch bound {
+	case capacity.AtLeast:
 		return ">=" + render.Number(rate)
+	case capacity.Estimated:
+		return "~" + render.Number(rate)
 	}
 	return render.Number(rate)
 }
@@ -83,8 +88,11 @@ func resultText(t studies.Trial) string {
 	case measured(t):
 		return fmt.Sprintf("%s at %s", t.Result.Capacity.Binding, render.Number(t.Result.Capacity.High))
 	}
-	if t.Result.Class == serverctl.AcceptanceNearZero { // the class's own name is too wide for the column
+	switch t.Result.Class { // the names of the classes are too wide for the column
+	case serverctl.AcceptanceNearZero:
 		return "drafts refused"
+	case serverctl.DroppedByRace:
+		return "lost the race"
 	}
 	return string(t.Result.Class)
 }

@@ -161,21 +161,27 @@ func rowsOf(trials []studies.Trial, best Winner, o Options) []studies.Trial {
 
 // rateOf returns the capacity by which trials are sorted; -1 for a trial without one.
 func rateOf(t studies.Trial) float64 {
-	if !t.Met() {
-		return -1
+	switch {
+	case t.Met():
+		return t.Result.Capacity.Carried()
+	case t.Result.Capacity.Bound == capacity.Estimated:
+		return t.Result.Capacity.Rate
 	}
-	return t.Result.Capacity.Carried()
+	return -1
 }
 
 // against says how a trial's capacity compares with the best, such as "-12 %"; "-" if the two cannot be compared.
 func against(t studies.Trial, best Winner) string {
 	switch {
-	case !t.Met(), !slices.ContainsFunc(best.same, func(o studies.Trial) bool { return o.Number == t.Number }): // trials of other worlds cannot be compared
+	case !t.Met() && t.Result.Capacity.Bound != capacity.Estimated, !slices.ContainsFunc(best.same, func(o studies.Trial) bool { return o.Number == t.Number }): // trials of other worlds cannot be compared
 		return "-"
-	case t.Number == best.Trial.Number:
+	case t.Number == best.Trial.Number, t.Number == best.Found.Number:
 		return "best"
 	}
-	is, than := t.Result.Capacity, best.Trial.Result.Capacity
+	is, than := t.Result.Capacity, best.Found.Result.Capacity
+	if t.Origin == studies.Confirmed {
+		than = best.Trial.Result.Capacity
+	}
 	text := render.Percent(is.Rate/than.Rate - 1)
 	switch {
 	case is.Limited != "" || than.Bound == capacity.AtLeast && is.Bound == capacity.AtLeast || than.Limited != "":

@@ -19,8 +19,8 @@ import (
 // the hint is right within a third (measured with simulated engines, hint error 0.35 in log rate).
 const Gallop = 1.35
 
-// MinGain is the smallest gain, in ln(capacity), that is worth more GPU time.
-const MinGain = 0.01
+// confirmWindows is how many times as long the windows of a confirmation are as those of the search.
+const confirmWindows = 2
 
 // TypicalStart and TypicalProbes are used to estimate the time of a trial. TypicalStart is how long a 70B model takes
 // to load from a disk cache. TypicalProbes is the mean number of probes of searches on simulated engines.
@@ -35,7 +35,10 @@ func (p *Plan) Runner() *trial.Runner {
 	return &trial.Runner{
 		WorstCase: f.Probe.WorstCase, MinAcceptance: f.Speculation.MinAcceptance, MinDrafted: f.Speculation.MinDrafted,
 		Source: p.Source, SLO: f.SLO, Seed: p.Seed,
-		Lengths:   trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
+		Lengths: trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
+		Confirm: trial.Lengths{
+			LeadIn: max(f.Probe.LeadIn, trial.DefaultLeadIn(f.SLO, p.Source, p.Protocol())), Window: confirmWindows * f.Probe.Window, MinRequests: f.Probe.MinRequests,
+		},
 		Cache:     p.Protocol(),
 		PrimeRate: f.Cache.PrimeRate,
 		Marks:     p.Marks(),
@@ -44,7 +47,7 @@ func (p *Plan) Runner() *trial.Runner {
 		Natural:   f.Workload.Output == workload.Natural,
 		Search: capacity.Search{
 			Hint: f.Probe.StartRate, Min: f.Probe.MinRate, Max: f.Probe.MaxRate,
-			Race: capacity.Race{MinGain: MinGain}, Factor: Gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes, Precision: f.Probe.Precision,
+			Race: capacity.Race{MinGain: f.Budget.MinGain}, Factor: Gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes, Precision: f.Probe.Precision,
 		},
 	}
 }

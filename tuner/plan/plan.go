@@ -132,7 +132,7 @@ func (p *Plan) openWorkload() (err error) {
 		return fmt.Errorf("%s: workload: %w", f.Path, err)
 	}
 	if f.Probe.LeadIn < 0 {
-		f.Probe.LeadIn = trial.DefaultLeadIn(f.SLO, p.Source, p.Protocol())
+		f.Probe.LeadIn = trial.SearchLeadIn(f.SLO, p.Source)
 	}
 	return nil
 }

@@ -67,12 +67,15 @@ func (d *decoder) keysOf(f *File) table {
 			"min_drafted":    read(d, &f.Speculation.MinDrafted, integer(1, maxTokens)),
 		}),
 		"sampler": d.mapping(table{
-			"name": oneOf(d, &f.Sampler.Name, Samplers...),
-			"seed": read(d, &f.Sampler.Seed, seed),
+			"name":    oneOf(d, &f.Sampler.Name, Samplers...),
+			"seed":    read(d, &f.Sampler.Seed, seed),
+			"presets": read(d, &f.Sampler.Presets, boolean),
 		}),
 		"budget": d.mapping(table{
 			"trials":   read(d, &f.Budget.Trials, integer(1, 1_000_000)),
 			"gpu_time": read(d, &f.Budget.GPUTime, duration(time.Minute, "h")),
+			"min_gain": read(d, &f.Budget.MinGain, fraction),
+			"confirm":  read(d, &f.Budget.Confirm, integer(0, 10)),
 		}),
 		"cache": d.mapping(table{
 			"protocol":   oneOf(d, &f.Cache.Protocol, trial.Steady, trial.Primed, trial.Reset),

@@ -95,8 +95,9 @@ var drivers = []string{TunerBench, VLLMBench}
 
 // Sampler says which sampler chooses the points.
 type Sampler struct {
-	Name string // one of Samplers
-	Seed uint64
+	Name    string // one of Samplers
+	Seed    uint64
+	Presets bool // whether points that do well on many servers are measured first
 }
 
 // Samplers are the legal names of a Sampler.
@@ -104,15 +105,17 @@ var Samplers = []string{"tpe", "random", "grid"}
 
 // Budget limits what the study may spend.
 type Budget struct {
-	Trials  int
+	Trials  int // trials of the search, without those that confirm its best points
 	GPUTime time.Duration
+	MinGain float64 // gain in the capacity that is worth more GPU time, 0.01 for 1 %
+	Confirm int     // number of best points that are measured once more at the end; 0 means none
 }
 
 // Probe says how one rate is measured, and how the search for the capacity works.
 type Probe struct {
 	Window      time.Duration // shortest length of a window
 	MinRequests int           // fewest requests in a window
-	LeadIn      time.Duration // uncounted load before the window; negative if not given, which means trial.DefaultLeadIn
+	LeadIn      time.Duration // uncounted load before the window; negative if not given, which means trial.SearchLeadIn
 	StartRate   float64       // first rate of the first trial, requests per second; 0 means a guess from the size of the KV cache
 	MinRate     float64       // requests per second
 	MaxRate     float64       // requests per second
@@ -157,8 +160,8 @@ func defaults() *File {
 		},
 		Speculation: Speculation{MinAcceptance: 0.02, MinDrafted: 1000},
 
-		Sampler: Sampler{Name: "tpe", Seed: 1},
-		Budget:  Budget{Trials: 30, GPUTime: 24 * time.Hour},
+		Sampler: Sampler{Name: "gp", Seed: 1, Presets: true},
+		Budget:  Budget{Trials: 16, GPUTime: 24 * time.Hour, MinGain: 0.01, Confirm: 2},
 		Probe: Probe{
 			Window: 120 * time.Second, MinRequests: 300, LeadIn: -1,
 			StartRate: 2, MinRate: 0.05, MaxRate: 1000, Tolerance: 0.2, MaxProbes: 12, WorstCase: true,
