@@ -24,6 +24,7 @@ var (
 		Infrastructure:     {retryable: true},
 		Aborted:            {},
 		AcceptanceNearZero: {},
+		DroppedByRace:      {},
 		ClientLimited:      {retryable: true, remedy: "give the tuner cores that the server does not use: its load generator was late"},
 	}
 

@@ -17,6 +17,8 @@ const (
 	Exact   Bound = "exact"    // bracketed by a pass and a fail
 	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
+
+	Estimated Bound = "estimated" // from the requests of probes that all failed, or all passed; no bracket
 )
 
 // An Outcome is what one probe at one rate says.
