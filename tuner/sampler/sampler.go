@@ -23,13 +23,17 @@ type Sampler interface {
 }
 
 // names are the samplers that New knows.
-var names = []string{"tpe", "random", "grid"}
+var names = []string{"gp", "tpe", "random", "halton", "grid"}
 
 // New returns the sampler of that name. budget is how many trials the study may have.
 func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) {
 	switch name {
+	case "gp":
+		return newGP(s, seed), nil
 	case "tpe":
 		return newTPE(s, seed), nil
+	case "halton":
+		return &halton{s, seed}, nil
 	case "random":
 		return &random{s, seed}, nil
 	case "grid":

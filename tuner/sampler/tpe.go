@@ -6,19 +6,18 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"gonum.org/v1/gonum/mat"
-	"gonum.org/v1/gonum/stat/distmv"
-	"gonum.org/v1/gonum/stat/samplemv"
-
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/space"
 )
 
 const (
 	// startTrials is the number of finished trials that TPE needs. Until then points fill the space evenly.
 	startTrials = 6
+	// designTrials is the length of the design: some points may be illegal, and some trials may fail.
+	designTrials = startTrials + 8
 	// goodPart is the part of the trials that counts as good. Goptuna's tenth would be two trials of twenty.
 	goodPart = 0.2
 	// suggestions is the number of points among which TPE chooses for each trial, as in goptuna and Optuna.
@@ -53,42 +52,27 @@ type tpe struct {
 }
 
 func newTPE(s *space.Space, seed uint64) *tpe {
-	return &tpe{space: s, seed: seed, design: design(len(s.Parameters()), seed)}
-}
-
-// design returns points that fill the unit cube evenly: a scrambled Halton sequence.
-func design(dimensions int, seed uint64) [][]float64 {
-	const n = startTrials + 8 // some points may be illegal, and some trials may fail
-	if dimensions == 0 {
-		return nil
-	}
-	m := mat.NewDense(n, dimensions, nil)
-	samplemv.Halton{Kind: samplemv.Owen, Q: distmv.NewUnitUniform(dimensions, nil), Src: rand.NewPCG(seed, 0)}.Sample(m)
-	rows := make([][]float64, n)
-	for i := range rows {
-		rows[i] = slices.Clone(m.RawRowView(i))
-	}
-	return rows
+	return &tpe{space: s, seed: seed, design: design(len(s.Parameters()), designTrials, seed)}
 }
 
 // Next returns a point of the design at the start, and later the best suggestion of TPE.
 func (t *tpe) Next(number int, history []studies.Trial) (space.Point, error) {
-	known := tried(history)
+	open := newOpening(t.space, history)
 	observed := observe(t.space, history)
 	if len(observed) >= startTrials {
-		if p := t.suggest(observed, known, stream(t.seed, "tpe", number)); p != nil {
+		if p := t.suggest(observed, open, stream(t.seed, "tpe", number)); p != nil {
 			return p, nil
 		}
 	} else if 0 <= number && number < len(t.design) {
-		if p := t.space.Sample(t.design[number]); t.space.Check(p) == nil && !known[p.String()] {
+		if p := t.space.Sample(t.design[number]); open.has(p) {
 			return p, nil
 		}
 	}
-	return draw(t.space, stream(t.seed, "tpe instead", number), known)
+	return open.draw(stream(t.seed, "tpe instead", number))
 }
 
-// suggest returns the best of some untried legal points, or nil when it finds none.
-func (t *tpe) suggest(observed []observation, known map[string]bool, rng *rand.Rand) space.Point {
+// suggest returns the best of some points that are open, or nil when it finds none.
+func (t *tpe) suggest(observed []observation, open *opening, rng *rand.Rand) space.Point {
 	better, worse := split(observed)
 	parameters := t.space.Parameters()
 	liked, others := make([]density, len(parameters)), make([]density, len(parameters))
@@ -103,7 +87,7 @@ func (t *tpe) suggest(observed []observation, known map[string]bool, rng *rand.R
 			u[i] = liked[i].draw(rng)
 		}
 		p := t.space.Sample(u)
-		if known[p.String()] || t.space.Check(p) != nil {
+		if !open.has(p) {
 			continue
 		}
 		found++
@@ -136,7 +120,7 @@ type standing int
 const (
 	infeasible standing = iota // the server does not run with the point
 	upperBound                 // no rate kept the SLO, and rate is a rate that failed; or the trial was dropped, and rate is 0
-	met                        // rate is a capacity, or a lower bound of one
+	met                        // rate is a capacity, an estimate or a lower bound of one
 )
 
 // observe turns the history into observations. It leaves out running trials, trials that failed by no fault of their
@@ -149,11 +133,11 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 		case t.State != studies.Done || len(t.Point) == 0:
 			continue
 		case t.Result.Outcome == trial.Infeasible:
-		case t.Result.Outcome == trial.Dropped: // the server runs with the point, which is no better than others
+		case t.Result.Outcome == trial.Dropped && c.Bound != capacity.Estimated: // the server runs with the point, which is no better than others
 			o.standing = upperBound
-		case t.Result.Outcome != trial.Measured || !(c.Rate > 0) || math.IsInf(c.Rate, 1):
+		case t.Result.Outcome != trial.Measured && t.Result.Outcome != trial.Dropped || !(c.Rate > 0) || math.IsInf(c.Rate, 1):
 			continue
-		case c.Met():
+		case c.Met() || c.Bound == capacity.Estimated:
 			o.standing, o.rate, o.censored = met, c.Rate, t.Result.Class == serverctl.ClientLimited
 		default:
 			o.standing, o.rate = upperBound, c.Rate

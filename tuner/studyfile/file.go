@@ -99,7 +99,7 @@ type Sampler struct {
 }
 
 // Samplers are the legal names of a Sampler.
-var Samplers = []string{"tpe", "random", "grid"}
+var Samplers = []string{"gp", "tpe", "random", "halton", "grid"}
 
 // Budget is what the study may spend.
 type Budget struct {
