@@ -8,6 +8,7 @@ import (
 
 	"gonum.org/v1/gonum/stat/distuv"
 
+	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 )
 
@@ -31,24 +32,17 @@ type belief struct {
 	processes []*process // one for each drawn vector of hyperparameters
 	best      []float64  // by process: the highest mean at a measured point
 	feasible  *process   // nil while no point was infeasible
+	boldness  float64    // factor of the standard deviations
 }
 
 // newBelief fits the model. It needs two values.
-func newBelief(s *space.Space, l lessons, rng *rand.Rand, set settings) *belief {
-	b := &belief{lessons: l}
-	var rows []row
-	for _, d := range l.values {
-		rows = append(rows, d.row)
-	}
-	all := append(slices.Clone(rows), l.pending...)
-	for _, d := range l.labels {
-		all = append(all, d.row)
-	}
-	h := &hyperprior{dimensions: dimensions(s, all), mean: l.mean, spread: l.spread, set: set}
+func newBelief(s *space.Space, l lessons, rng *rand.Rand) *belief {
+	b := &belief{lessons: l, boldness: 1}
+	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread}
 	for _, z := range h.sample(l.values, rng) {
 		k, data := h.model(z, l.values)
 		p := settle(k, l.mean, data, 3)
-		means, _ := p.predict(rows)
+		means, _ := p.predict(rowsOf(p.data))
 		b.best = append(b.best, slices.Max(means))
 		b.processes = append(b.processes, p.believe(l.pending))
 	}
@@ -109,7 +103,7 @@ func (b *belief) judge(all []candidate) {
 	for i, p := range b.processes {
 		means, variances := p.predict(rows)
 		for j := range all {
-			all[j].gain = addLog(all[j].gain, logImprovement(means[j]-b.best[i], math.Sqrt(variances[j])))
+			all[j].gain = addLog(all[j].gain, logImprovement(means[j]-b.best[i], b.boldness*math.Sqrt(variances[j])))
 		}
 	}
 	for i, runs := range b.runs(rows) {
@@ -145,8 +139,12 @@ func addLog(a, b float64) float64 {
 }
 
 // candidates returns the judged candidates, the best first.
-func (b *belief) candidates(o *opening, history []space.Point, rng *rand.Rand) []candidate {
+func (b *belief) candidates(o *opening, history []studies.Trial, rng *rand.Rand) []candidate {
 	var all []candidate
+	dims := len(o.space.Parameters())
+	if dims == 0 {
+		return nil // the only point is the server's default
+	}
 	known := map[string]bool{}
 	add := func(u []float64) {
 		p := o.space.Sample(u)
@@ -157,7 +155,6 @@ func (b *belief) candidates(o *opening, history []space.Point, rng *rand.Rand) [
 			}
 		}
 	}
-	dims := len(o.space.Parameters())
 	for range scattered {
 		u := make([]float64, dims)
 		for i := range u {
@@ -184,11 +181,11 @@ func (b *belief) candidates(o *opening, history []space.Point, rng *rand.Rand) [
 }
 
 // bestPoints returns up to n points with the highest means.
-func (b *belief) bestPoints(history []space.Point, n int) []space.Point {
+func (b *belief) bestPoints(history []studies.Trial, n int) []space.Point {
 	var points []space.Point
 	for _, i := range b.ranking() {
 		if len(points) < n {
-			points = append(points, history[b.trials[i]])
+			points = append(points, history[b.trials[i]].Point)
 		}
 	}
 	return points
@@ -208,12 +205,8 @@ func (b *belief) ranking() []int {
 // means returns the expected ln capacity at the points of the values.
 func (b *belief) means() []float64 {
 	sum := make([]float64, len(b.values))
-	rows := make([]row, len(b.values))
-	for i := range rows {
-		rows[i] = b.values[i].row
-	}
 	for _, p := range b.processes {
-		means, _ := p.predict(rows)
+		means, _ := p.predict(rowsOf(b.values))
 		for i, m := range means {
 			sum[i] += m / float64(len(b.processes))
 		}

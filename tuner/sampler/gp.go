@@ -13,17 +13,23 @@ import (
 // modelTrials is the number of finished trials that the model needs. Until then points fill the space evenly.
 const modelTrials = 4
 
+// minValues is the number of capacities that the model needs.
+const minValues = 2
+
+// evenBoldness is the factor of the standard deviations in trials with an even number. The odd ones look closer at what
+// is good, the even ones at what is unknown. See GP.
+const evenBoldness = 1.6
+
 // A GP is Bayesian optimisation with a Gaussian process over the logarithm of the capacity. It takes the candidate with
 // the largest expected improvement per GPU time.
 type GP struct {
 	space  *space.Space
 	seed   uint64
 	design [][]float64
-	set    settings
 }
 
 func newGP(s *space.Space, seed uint64) *GP {
-	return &GP{space: s, seed: seed, design: design(len(s.Parameters()), designTrials, seed), set: defaults}
+	return &GP{space: s, seed: seed, design: design(len(s.Parameters()), designTrials, seed)}
 }
 
 // Next returns a point of the design at the start, and later the candidate that promises the most.
@@ -31,69 +37,45 @@ func (g *GP) Next(number int, history []studies.Trial) (space.Point, error) {
 	open := newOpening(g.space, history)
 	l := learn(g.space, number, history)
 	if !l.enough() && 0 <= number && number < len(g.design) {
-		u := g.design[number]
-		if g.set.centre {
-			if number <= 1 {
-				u = make([]float64, len(u))
-				for i := range u {
-					u[i] = 0.5
-				}
-			} else {
-				u = g.design[number-1]
-			}
-		}
-		if p := g.space.Sample(u); open.has(p) {
+		if p := g.space.Sample(g.design[number]); open.has(p) {
 			return p, nil
 		}
 	}
-	if best := g.best(number, history, l, open); best != nil {
-		return best.point, nil
+	b := g.believe(number, l)
+	if number%2 == 0 {
+		b.boldness = evenBoldness
+	}
+	if all := b.candidates(open, history, stream(g.seed, "gp candidates", number)); len(all) > 0 {
+		return all[0].point, nil
 	}
 	return open.draw(stream(g.seed, "gp instead", number))
 }
 
-// Promise returns the largest improvement that one more trial is expected to bring, in ln units of the capacity: 0.01
-// is about 1 % of the best. It is +Inf while the model has too few trials, and 0 when no untried point is left.
+// Promise returns the largest improvement that the trial of that number is expected to bring, in ln units of the
+// capacity: 0.01 is about 1 % of the best. It is +Inf while the model has too few trials, and 0 when no untried point is
+// left.
 func (g *GP) Promise(number int, history []studies.Trial) float64 {
 	l := learn(g.space, number, history)
-	if !l.enough() || len(l.values) < 2 {
+	if !l.enough() || len(l.values) < minValues {
 		return math.Inf(1)
 	}
-	best := g.best(number, history, l, newOpening(g.space, history))
-	if best == nil {
-		return 0
+	gain := math.Inf(-1)
+	b := g.believe(number, l)
+	for _, c := range b.candidates(newOpening(g.space, history), history, stream(g.seed, "gp candidates", number)) {
+		gain = max(gain, c.gain)
 	}
-	return math.Exp(best.gain)
+	return math.Exp(gain)
 }
 
-// enough reports whether the model can be fitted.
+// enough reports whether the model replaces the design.
 func (l *lessons) enough() bool { return len(l.values)+l.failed >= modelTrials }
 
-// best returns the best candidate, or nil when there is none.
-func (g *GP) best(number int, history []studies.Trial, l lessons, open *opening) *candidate {
-	if len(g.space.Parameters()) == 0 {
-		return nil
+// believe fits the model to the lessons. With too few values it only knows which points fail.
+func (g *GP) believe(number int, l lessons) *belief {
+	if len(l.values) >= minValues {
+		return newBelief(g.space, l, stream(g.seed, "gp", number))
 	}
-	rng := stream(g.seed, "gp", number)
-	b := &belief{lessons: l}
-	if len(l.values) >= 2 {
-		b = newBelief(g.space, l, rng, g.set)
-	} else {
-		var rows []row
-		for _, d := range l.labels {
-			rows = append(rows, d.row)
-		}
-		b.feasible = newFeasibility(dimensions(g.space, rows), l)
-	}
-	points := make([]space.Point, len(history))
-	for i := range history {
-		points[i] = history[i].Point
-	}
-	all := b.candidates(open, points, rng)
-	if len(all) == 0 {
-		return nil
-	}
-	return &all[0]
+	return &belief{lessons: l, feasible: newFeasibility(dimensions(g.space, l.rows()), l)}
 }
 
 // Recommend returns the numbers of the n best measured trials, the best first. They are ranked by what the model
@@ -136,16 +118,16 @@ func expectations(s *space.Space, seed uint64, history []studies.Trial) map[int]
 		}
 		if d, ok := valueOf(t); ok && !math.IsNaN(d.value) {
 			trust := 1.0
-			if len(l.values) > 1 {
+			if len(l.values) >= minValues {
 				trust = l.spread * l.spread / (l.spread*l.spread + d.err*d.err)
 			}
 			expected[i] = l.mean + trust*(d.value-l.mean)
 		}
 	}
-	if len(l.values) < 2 {
+	if len(l.values) < minValues {
 		return expected
 	}
-	b := newBelief(s, l, stream(seed, "recommend", len(history)), defaults)
+	b := newBelief(s, l, stream(seed, "recommend", len(history)))
 	for i, m := range b.means() {
 		expected[l.trials[i]] = m
 	}

@@ -262,6 +262,23 @@ func TestRecommend(t *testing.T) {
 	}
 }
 
+// Between points that fail and points that run, the probability to run falls.
+func TestFeasibilityIsLearned(t *testing.T) {
+	s := oneNumber(t)
+	var history []studies.Trial
+	for n, text := range []string{"0.1", "0.4", "0.6", "0.85", "0.95"} {
+		history = append(history, measuredTrial(n, utilization(text), 1))
+		if n >= 3 {
+			history[n].Result = trial.Result{Outcome: trial.Infeasible, Class: serverctl.StartCrash}
+		}
+	}
+	b := newBelief(s, learn(s, 5, history), stream(1, "test", 0))
+	runs := b.runs([]row{rowOf(s, utilization("0.3")), rowOf(s, utilization("0.7")), rowOf(s, utilization("0.99"))})
+	if !(runs[0] > 0.8 && runs[0] > runs[1] && runs[1] > runs[2] && runs[2] < 0.3) {
+		t.Errorf("0.3, 0.7 and 0.99 run with probabilities %.2f; 0.85 failed", runs)
+	}
+}
+
 // The server's default is learned from where its values are known.
 func TestTheDefaultIsPlaced(t *testing.T) {
 	s := inner(t).space

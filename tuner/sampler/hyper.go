@@ -12,21 +12,20 @@ type hyperprior struct {
 	dimensions []dimension
 	mean       float64 // of the function
 	spread     float64 // of the values, ln units
-	set        settings
 }
 
-// settings are being tuned.
-type settings struct {
-	length, lengthSD            float64
-	signalSD                    float64
-	constant                    float64
-	alike                       float64
-	draws, steps, samples, thin int
-	guard                       string
-	centre                      bool
-}
+const (
+	// A fifth of the space to half of it is the usual reach of a flag. Short lengths keep the search from staying where it
+	// is; a wide prior leaves room for flags that do not matter.
+	medianLength, lengthWidth = 0.3, 0.7
+	signalWidth               = 0.5  // around the spread of the values
+	medianAlike               = 0.7  // correlation of two choices
+	meanPart                  = 0.25 // variance of the unknown mean, as a part of the spread's
 
-var defaults = settings{length: 0.5, lengthSD: 0.7, signalSD: 0.5, constant: 0.25, alike: 0.7, draws: 40, steps: 100, samples: 8, thin: 5}
+	draws, steps = 40, 100 // to find the best vector
+	vectors      = 8       // drawn from the posterior
+	thinning     = 5       // steps of the chain for each
+)
 
 // size returns the number of hyperparameters: signal, factor of the errors, nugget, and for each dimension a length and
 // a likeness.
@@ -38,23 +37,23 @@ func (h *hyperprior) size() int { return 3 + 2*len(h.dimensions) }
 func (h *hyperprior) model(z []float64, data []datum) (kernel, []datum) {
 	d := len(h.dimensions)
 	k := kernel{dimensions: h.dimensions, inverse: make([]float64, d), alike: make([]float64, d)}
-	signal := h.spread * math.Exp(h.set.signalSD*z[0])
-	k.signal, k.constant = signal*signal, h.set.constant*h.spread*h.spread
+	signal := h.spread * math.Exp(signalWidth*z[0])
+	k.signal, k.constant = signal*signal, meanPart*h.spread*h.spread
 	factor := min(max(0.5*math.Exp(0.5*z[1]), 0.1), 1)
 	nugget := 0.01 * math.Exp(0.7*z[2])
-	logit := math.Log(h.set.alike / (1 - h.set.alike))
+	logit := math.Log(medianAlike / (1 - medianAlike))
 	for i := range d {
-		k.inverse[i] = math.Exp(-h.set.lengthSD*z[3+2*i]) / h.set.length
+		k.inverse[i] = math.Exp(-lengthWidth*z[3+2*i]) / medianLength
 		k.alike[i] = 1 / (1 + math.Exp(-logit-z[4+2*i]))
 	}
 	data = slices.Clone(data)
 	for i := range data {
-		data[i].variance = square64(factor*data[i].err) + square64(nugget)
+		data[i].variance = squared(factor*data[i].err) + squared(nugget)
 	}
 	return k, data
 }
 
-func square64(x float64) float64 { return x * x }
+func squared(x float64) float64 { return x * x }
 
 // fit returns the logarithm of the posterior at a vector, up to a constant. Bounds count with the sites that they have.
 func (h *hyperprior) fit(z []float64, data []datum) float64 {
@@ -80,15 +79,11 @@ func (h *hyperprior) sample(data []datum, rng *rand.Rand) [][]float64 {
 	// An evaluation costs n³, and many data leave little room around the best vector.
 	share := min(1, 60/float64(len(data)))
 	some := func(n int) int { return max(1, int(math.Round(float64(n)*share))) }
-	at := h.climb(data, rng, some(h.set.draws), some(h.set.steps))
-	k, settled := h.model(at, data)
-	settle(k, h.mean, settled, 8)
-	for i := range data {
-		data[i].site, data[i].siteVariance = settled[i].site, settled[i].siteVariance
-	}
+	at := h.climb(data, rng, some(draws), some(steps))
+	h.settleAt(at, data)
 	all := [][]float64{at}
-	for len(all) < max(1, h.set.samples) {
-		for range some(h.set.thin) {
+	for len(all) < vectors {
+		for range some(thinning) {
 			at = h.slice(at, data, rng)
 		}
 		all = append(all, at)
@@ -96,14 +91,20 @@ func (h *hyperprior) sample(data []datum, rng *rand.Rand) [][]float64 {
 	return all
 }
 
-// climb returns the best vector that it finds.
-func (h *hyperprior) climb(data []datum, rng *rand.Rand, draws, steps int) []float64 {
-	best := make([]float64, h.size())
-	k, settled := h.model(best, data)
-	settle(k, h.mean, settled, 5)
+// settleAt gives the bounds the sites that fit the vector. Near it, the likelihood with fixed sites has the slope of the
+// true one.
+func (h *hyperprior) settleAt(z []float64, data []datum) {
+	k, settled := h.model(z, data)
+	settle(k, h.mean, settled, 8)
 	for i := range data {
 		data[i].site, data[i].siteVariance = settled[i].site, settled[i].siteVariance
 	}
+}
+
+// climb returns the best vector that it finds.
+func (h *hyperprior) climb(data []datum, rng *rand.Rand, draws, steps int) []float64 {
+	best := make([]float64, h.size())
+	h.settleAt(best, data)
 	top := h.fit(best, data)
 	radius := 0.5
 	for i := range draws + steps {

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"math"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
 
@@ -307,32 +308,59 @@ func (on surface) lost(name string, seed uint64, history []studies.Trial) float6
 	return 1 - truth/on.best
 }
 
-// TestRegret compares the samplers on the surfaces where tpe was measured before.
+// TestRegret compares the samplers that are quick with chance.
 func TestRegret(t *testing.T) {
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
-		compareSamplers(t, on, 15, weather{noise: 0.03})
+		compareSamplers(t, on, 15, weather{noise: 0.03}, "tpe", "random")
 	}
 }
 
-// TestRegretAtTwoNoises is TestRegret over more seeds, surfaces and kinds of noise.
-func TestRegretAtTwoNoises(t *testing.T) {
-	realtime.Only(t, "runs hundreds of studies")
-	if testing.Short() {
-		t.Skip("runs for many minutes")
-	}
-	for _, on := range []surface{h200(t), inner(t), mixed(t), ridge(t), peaks(t), speculative(t)} {
-		for _, w := range []weather{{noise: 0.03}, {noise: 0.08}, {noise: 0.08, shared: true}, {noise: 0.05, estimated: true}} {
-			compareSamplers(t, on, 60, w)
+// TestGPRegret runs few studies, because the race detector makes each take seconds. The bounds are twice what was
+// measured.
+func TestGPRegret(t *testing.T) {
+	for _, row := range []struct {
+		on    surface
+		seeds int
+		most  float64
+	}{{h200(t), 3, 0.06}, {inner(t), 3, 0.1}} {
+		sum := 0.0
+		for seed := range uint64(row.seeds) {
+			sum += regret(t, row.on, "gp", seed, weather{noise: 0.03})[len(checkpoints)-1]
+		}
+		if mean := sum / float64(row.seeds); mean > row.most {
+			t.Errorf("%s: gp's mean regret after 30 trials is %.1f %%, want at most %.0f %%", row.on.name, 100*mean, 100*row.most)
 		}
 	}
 }
 
-// compareSamplers runs studies with several seeds, logs the regrets, and fails where a sampler that learns is no better
-// than chance.
-func compareSamplers(t *testing.T, on surface, seeds int, w weather) {
+// TestRegretAtTwoNoises is TestRegret with gp, and with more noise.
+func TestRegretAtTwoNoises(t *testing.T) {
+	realtime.Only(t, "runs hundreds of studies")
+	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
+		for _, noise := range []float64{0.03, 0.08} {
+			compareSamplers(t, on, 20, weather{noise: noise}, "gp", "tpe", "random")
+		}
+	}
+}
+
+// TestRegretTable writes the table in the comment of type GP. It takes about twenty minutes on one core.
+func TestRegretTable(t *testing.T) {
+	if os.Getenv("SAMPLER_TABLE") == "" {
+		t.Skip("SAMPLER_TABLE=1 runs it, with -timeout 1h")
+	}
+	for _, on := range []surface{h200(t), inner(t), mixed(t), ridge(t), peaks(t), speculative(t)} {
+		for _, w := range []weather{{noise: 0.03}, {noise: 0.08}, {noise: 0.08, shared: true}, {noise: 0.05, estimated: true}} {
+			compareSamplers(t, on, 60, w, "gp", "tpe", "random")
+		}
+	}
+}
+
+// compareSamplers runs studies with several seeds and logs the regrets. It fails where a sampler that learns is no
+// better than chance after thirty trials.
+func compareSamplers(t *testing.T, on surface, seeds int, w weather, names ...string) {
 	t.Helper()
 	last := map[string]float64{}
-	for _, name := range []string{"gp", "tpe", "random"} {
+	for _, name := range names {
 		all := make([][]float64, len(checkpoints))
 		for seed := range uint64(seeds) {
 			for i, r := range regret(t, on, name, seed, w) {
@@ -343,9 +371,9 @@ func compareSamplers(t *testing.T, on surface, seeds int, w weather) {
 		for i := range all {
 			slices.Sort(all[i])
 			line += fmt.Sprintf("  %5.1f %5.1f", 100*all[i][seeds/2], 100*all[i][seeds*9/10])
-			last[name] = all[i][seeds/2]
 		}
-		t.Logf("%-11s %-14s %-6s median and 90th percentile of the regret in %% at 10, 20, 30:%s", on.name, w, name, line)
+		last[name] = all[len(all)-1][seeds/2]
+		t.Logf("%-11s %-14s %-6s%s", on.name, w, name, line)
 	}
 	if on.atMost == 0 {
 		return
@@ -353,8 +381,8 @@ func compareSamplers(t *testing.T, on surface, seeds int, w weather) {
 	if w.noise == 0.03 && last["tpe"] > on.atMost {
 		t.Errorf("%s: tpe's median regret is %.1f %%, want at most %.0f %%", on.name, 100*last["tpe"], 100*on.atMost)
 	}
-	for _, name := range []string{"gp", "tpe"} {
-		if last[name] > last["random"]-0.01 {
+	for _, name := range names {
+		if name != "random" && last[name] > last["random"]-0.01 {
 			t.Errorf("%s, %s: the median regret of %s is %.1f %%, want clearly less than random's %.1f %%",
 				on.name, w, name, 100*last[name], 100*last["random"])
 		}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/samber/lo"
 	"gonum.org/v1/gonum/stat"
 
 	"vllmtuner/studies"
@@ -66,6 +67,15 @@ func learn(s *space.Space, number int, history []studies.Trial) lessons {
 	l.boundDropped(s, history)
 	l.standardise()
 	return l
+}
+
+// rows returns all rows that the model meets.
+func (l *lessons) rows() []row {
+	return slices.Concat(rowsOf(l.values), rowsOf(l.labels), l.pending)
+}
+
+func rowsOf(data []datum) []row {
+	return lo.Map(data, func(d datum, _ int) row { return d.row })
 }
 
 // valueOf returns the ln capacity of a trial, or the bound of it that is known.
