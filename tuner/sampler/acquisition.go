@@ -39,10 +39,14 @@ type belief struct {
 func newBelief(s *space.Space, l lessons, rng *rand.Rand) *belief {
 	b := &belief{lessons: l, boldness: 1}
 	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread}
+	measured := l.own // what priors promise is still to be had here
+	if len(measured) == 0 {
+		measured = rowsOf(l.values)
+	}
 	for _, z := range h.sample(l.values, rng) {
 		k, data := h.model(z, l.values)
 		p := settle(k, l.mean, data, 3)
-		means, _ := p.predict(rowsOf(p.data))
+		means, _ := p.predict(measured)
 		b.best = append(b.best, slices.Max(means))
 		b.processes = append(b.processes, p.believe(l.pending))
 	}

@@ -26,6 +26,7 @@ type lessons struct {
 	values  []datum // ln capacities and bounds of them
 	trials  []int   // index in the history of the trial of each value
 	labels  []datum // feasible points as lower bounds of 0, infeasible points as upper bounds
+	own     []row   // measured points of the study itself
 	pending []row   // points of trials that run now
 	failed  int     // number of infeasible trials
 
@@ -58,6 +59,9 @@ func learn(s *space.Space, number int, history []studies.Trial) lessons {
 			if d, ok := valueOf(t); ok {
 				d.row = r
 				l.values, l.trials = append(l.values, d), append(l.trials, i)
+				if t.Number >= 0 {
+					l.own = append(l.own, r)
+				}
 			}
 		default:
 			continue
