@@ -71,7 +71,8 @@ const (
 
 	// AcceptanceNearZero: the server works, but it accepts hardly any of its draft tokens.
 	AcceptanceNearZero Class = "acceptance-near-zero"
-	// DroppedByRace: the server works, but it is clearly worse than the best one so far.
+
+	// DroppedByRace: the server works, but it carries clearly less than the best point.
 	DroppedByRace Class = "dropped-by-race"
 
 	// ClientLimited: the server works, but the load generator was late and spoiled the measurement.

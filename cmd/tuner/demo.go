@@ -30,7 +30,7 @@ Example: tuner demo --seed 7`,
 		Flags: []cli.Flag{
 			rootFlagOf(demoRoot(), "$XDG_STATE_HOME/tuner/demo"),
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "`seed` of points, requests and arrivals"},
-			&cli.StringFlag{Name: "sampler", Value: "tpe", Usage: "`sampler`: tpe, random or grid"},
+			&cli.StringFlag{Name: "sampler", Value: "tpe", Usage: "`sampler`: gp, tpe, random, halton or grid"},
 			&cli.BoolFlag{Name: "print", Usage: "print the study file and do nothing"},
 		},
 		Action: func(c *cli.Context) error {

@@ -12,24 +12,28 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// ErrExhausted is returned by Next if the sampler finds no further point.
+// ErrExhausted is returned by Next when the sampler has no further point to offer.
 var ErrExhausted = errors.New("the sampler has no further point")
 
-// A Sampler chooses the next point. The history may begin with priors. They are trials with a negative number, which
-// were measured elsewhere and scaled to this study. The result of Next depends only on its arguments and the sampler's
-// seed, so a resumed study chooses the same points.
+// A Sampler chooses the next point. The history may begin with priors: trials with a negative number, which were
+// measured elsewhere and scaled to this study. Next depends on its arguments and the sampler's seed alone, so a resumed
+// study chooses the same points.
 type Sampler interface {
 	Next(number int, history []studies.Trial) (space.Point, error)
 }
 
-// names are the names of the samplers that New knows.
-var names = []string{"tpe", "random", "grid"}
+// names are the samplers that New knows.
+var names = []string{"gp", "tpe", "random", "halton", "grid"}
 
 // New returns the sampler of that name. budget is how many trials the study may have.
 func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) {
 	switch name {
+	case "gp":
+		return newGP(s, seed), nil
 	case "tpe":
 		return newTPE(s, seed), nil
+	case "halton":
+		return &halton{s, seed}, nil
 	case "random":
 		return &random{s, seed}, nil
 	case "grid":
@@ -38,21 +42,21 @@ func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) 
 	return nil, fmt.Errorf("unknown sampler %q; %s (known: %s)", name, space.DidYouMean(name, names), strings.Join(names, ", "))
 }
 
-// maxDraws is how often a sampler draws at most to find a legal point that was not tried before.
+// maxDraws bounds how often a sampler draws again when a point is not legal or was tried before.
 const maxDraws = 1000
 
-// random draws every point independently of the others.
+// random draws every point independently.
 type random struct {
 	space *space.Space
 	seed  uint64
 }
 
-// Next returns a random legal point that was not tried yet.
+// Next returns an untried legal point.
 func (r *random) Next(number int, history []studies.Trial) (space.Point, error) {
 	return draw(r.space, stream(r.seed, "random", number), tried(history))
 }
 
-// draw returns a random legal point that was not tried yet.
+// draw returns a random untried legal point.
 func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, error) {
 	var last error
 	for range maxDraws {
@@ -71,9 +75,8 @@ func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, e
 	return nil, fmt.Errorf("%w: all of %d random points were tried before", ErrExhausted, maxDraws)
 }
 
-// tried returns the points of the history as strings. A point counts as tried even if something other than the point
-// made its trial fail, because the search has other points. A prior does not count as tried, because a good prior
-// should be measured in this study.
+// tried returns the points of the history as strings. A point counts as tried even if its trial failed for another
+// reason, because the search has other points. A prior does not count, because a good prior should be tried here.
 func tried(history []studies.Trial) map[string]bool {
 	all := make(map[string]bool, len(history))
 	for _, t := range history {
@@ -84,7 +87,7 @@ func tried(history []studies.Trial) map[string]bool {
 	return all
 }
 
-// stream returns the source of random numbers for one purpose in one trial.
+// stream returns the random numbers for one purpose of one trial.
 func stream(seed uint64, purpose string, number int) *rand.Rand {
 	h := fnv.New64a()
 	fmt.Fprint(h, purpose, " ", number)

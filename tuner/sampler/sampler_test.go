@@ -36,7 +36,7 @@ func newSampler(t testing.TB, name string, s *space.Space, seed uint64, budget i
 	return chooser
 }
 
-// mixedSpace returns a space with every kind of parameter, a condition and a constraint.
+// mixedSpace has every kind of parameter, a condition and a constraint.
 func mixedSpace(t testing.TB) *space.Space {
 	t.Helper()
 	return spaceOf(t, []space.Parameter{
@@ -50,7 +50,7 @@ func mixedSpace(t testing.TB) *space.Space {
 	}, "max-num-batched-tokens >= max-num-seqs")
 }
 
-// anyHistory returns a random history with every kind of trial.
+// anyHistory is a seeded history with every kind of trial.
 func anyHistory(t testing.TB, s *space.Space, seed uint64, n int) []studies.Trial {
 	t.Helper()
 	rng := rand.New(rand.NewPCG(seed, 5))
@@ -82,7 +82,7 @@ func anyHistory(t testing.TB, s *space.Space, seed uint64, n int) []studies.Tria
 	return history
 }
 
-// For any history, every sampler returns a legal point that was not tried, or ErrExhausted.
+// For any history every sampler gives an untried legal point, or says that it has none.
 func TestNextIsLegalForAnyHistory(t *testing.T) {
 	s := mixedSpace(t)
 	for seed := range uint64(20) {
@@ -103,7 +103,7 @@ func TestNextIsLegalForAnyHistory(t *testing.T) {
 	}
 }
 
-// somePoints returns the points that a sampler chooses for the same history at ten trial numbers.
+// somePoints returns the points that a sampler gives for one history at ten trial numbers.
 func somePoints(t testing.TB, name string) string {
 	t.Helper()
 	s := mixedSpace(t)
@@ -120,8 +120,7 @@ func somePoints(t testing.TB, name string) string {
 	return text.String()
 }
 
-// The next point depends only on the seed, the number and the history. It does not depend on the process or on earlier
-// calls.
+// The next point depends on seed, number and history alone, and not on the process or on earlier calls.
 func TestNextIsReproducible(t *testing.T) {
 	if name := os.Getenv("SAMPLER_TEST_PRINT"); name != "" {
 		fmt.Print("BEGIN\n", somePoints(t, name), "END\n")
@@ -141,8 +140,8 @@ func TestNextIsReproducible(t *testing.T) {
 		if !strings.Contains(string(out), "BEGIN\n"+want+"END\n") {
 			t.Errorf("%s: another process gives\n%s\nwant\n%s", name, out, want)
 		}
-		if name == "grid" {
-			continue // a grid returns the same point for every number
+		if name == "grid" || name == "halton" {
+			continue // their next point is the same for every number
 		}
 		if lines := strings.Split(want, "\n"); lines[0] == lines[1] {
 			t.Errorf("%s: two trials get the same point %s", name, lines[0])
@@ -167,7 +166,7 @@ func TestTPEComesToTheGoodRegion(t *testing.T) {
 			rate *= 2
 		}
 		one := measuredTrial(n, p, rate)
-		if u[0] > 0.97 { // servers crash just above the best value
+		if u[0] > 0.97 { // servers crash right above the best value
 			one.Result = trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart}
 		}
 		history = append(history, one)
@@ -175,7 +174,7 @@ func TestTPEComesToTheGoodRegion(t *testing.T) {
 			good++
 		}
 	}
-	if good < 10 { // random points would give 20 · 1/3 · 0.37 = 2.5
+	if good < 10 { // chance gives 20 · 1/3 · 0.37 = 2.5
 		t.Errorf("of the last 20 points %d lie in the good region, want at least 10", good)
 	}
 }
@@ -205,7 +204,7 @@ func TestNewNamesTheNearestSampler(t *testing.T) {
 	}
 }
 
-// The order of observations is: capacities, upper bounds, infeasible points. Other trials are left out.
+// Observations rank capacities first, then upper bounds, then infeasible points. Other trials are left out.
 func TestObserveAndSplit(t *testing.T) {
 	s := mixedSpace(t)
 	at := func(util string) space.Point { return space.Point{"gpu-memory-utilization": util} }
@@ -275,10 +274,10 @@ func TestAGridThatCannotBeIsRefused(t *testing.T) {
 	}
 }
 
-// If no draw finds a legal point, the error names the constraint.
+// When no draw finds a legal point, the error names the constraint.
 func TestAnImpossibleConstraintIsNamed(t *testing.T) {
 	s := spaceOf(t, []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 9}}, "max-num-seqs > 9")
-	for _, name := range []string{"tpe", "random"} {
+	for _, name := range []string{"gp", "tpe", "random", "halton"} {
 		chooser := newSampler(t, name, s, 1, 30)
 		if _, err := chooser.Next(0, nil); !errors.Is(err, ErrExhausted) || !strings.Contains(err.Error(), "max-num-seqs > 9") {
 			t.Errorf("%s: Next = %v, want ErrExhausted with the constraint", name, err)
@@ -286,7 +285,7 @@ func TestAnImpossibleConstraintIsNamed(t *testing.T) {
 	}
 }
 
-// Another version of the tuner may have stored the history, so a point may hold any text.
+// A history may have been stored by another version of the tuner, so a point may hold any text.
 func FuzzNext(f *testing.F) {
 	f.Add("gpu-memory-utilization", "0.9", 1.0, "measured", uint8(9))
 	f.Add("max-num-seqs", "NaN", math.Inf(1), "infeasible", uint8(30))
@@ -300,7 +299,7 @@ func FuzzNext(f *testing.F) {
 			one.Result.Outcome = trial.Outcome(outcome)
 			history = append(history, one)
 		}
-		for _, name := range []string{"tpe", "random"} {
+		for _, name := range []string{"gp", "tpe", "random", "halton"} {
 			chooser := newSampler(t, name, s, uint64(n), 40)
 			p, err := chooser.Next(int(n), history)
 			if err != nil || s.Check(p) != nil {
@@ -334,8 +333,8 @@ func TestADroppedTrialIsALoserAndNoCrash(t *testing.T) {
 	}
 }
 
-// A capacity measured with a late load generator is a lower bound. If the bound is high, the trial counts as good. If
-// it is low, the trial counts neither as good nor as bad.
+// A capacity that a late load generator measured is a lower bound. A high bound makes the trial good, and a low bound
+// says nothing.
 func TestAClientLimitedTrialIsNoLoser(t *testing.T) {
 	s := mixedSpace(t)
 	points := anyHistory(t, s, 1, 8)
@@ -359,7 +358,7 @@ func TestAClientLimitedTrialIsNoLoser(t *testing.T) {
 	}
 }
 
-// TPE learns from a prior, but the point of the prior can still be tried.
+// TPE learns from a prior, and the prior's point can still be tried.
 func TestAPriorIsNotATrial(t *testing.T) {
 	s := mixedSpace(t)
 	grid := newSampler(t, "grid", s, 1, 20)

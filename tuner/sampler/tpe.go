@@ -6,91 +6,73 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"gonum.org/v1/gonum/mat"
-	"gonum.org/v1/gonum/stat/distmv"
-	"gonum.org/v1/gonum/stat/samplemv"
-
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/space"
 )
 
 const (
-	// startTrials is the number of finished trials that TPE needs. Before that, the points fill the space evenly.
+	// startTrials is the number of finished trials that TPE needs. Until then points fill the space evenly.
 	startTrials = 6
-	// goodPart is the share of the trials that counts as good. With goptuna's share of a tenth, only two of twenty
-	// trials would be good.
+	// designTrials is the length of the design: some points may be illegal, and some trials may fail.
+	designTrials = startTrials + 8
+	// goodPart is the part of the trials that counts as good. Goptuna's tenth would be two trials of twenty.
 	goodPart = 0.2
-	// suggestions is the number of points from which TPE chooses one for each trial, as in goptuna and Optuna.
+	// suggestions is the number of points among which TPE chooses for each trial, as in goptuna and Optuna.
 	suggestions = 24
 )
 
-// A tpe is the tree-structured Parzen estimator (Bergstra et al., NIPS 2011) with goptuna's densities (v0.9.0). It
-// draws points from the density of the good trials. Then it chooses the point with the largest ratio of this density to
-// the density of the other trials.
+// A tpe is the tree-structured Parzen estimator (Bergstra et al., NIPS 2011) on goptuna's estimators (v0.9.0). It draws
+// points from the density of the good trials. It takes the point with the largest ratio of this density to the density
+// of the other trials.
 //
-// Goptuna's own sampler is not used, because it has five faults. The mixture component and categorical values come from
-// the global math/rand, without the seed. The score is nearly always NaN, so the first candidate wins. Failed trials
-// are ignored. Whole numbers never reach their upper end and have no logarithmic scale. A study that is resumed during
-// its first trials gets the same points again.
+// The densities are goptuna's; the drawing and the comparing are ours. Goptuna's own sampler has five faults. The
+// mixture component and categorical values come from the global math/rand, without the seed. The score is nearly always
+// NaN, so that the first candidate wins. Failed trials are invisible. Whole numbers never reach their upper end and
+// have no logarithmic scale. A resumed start repeats itself.
 //
-// The table shows the regret of the best measured point in %, after 30 trials with the server's default first. There
-// are two numbers for each surface of TestRegret with log-normal noise of 3 or 8 %: the median and the 90th percentile
-// over 300 seeds.
+// The table is the regret of the best measured point in %, after 30 trials with the server's default first. For each
+// surface of TestRegret, under log-normal noise of 3 and 8 %, the table gives the median and the 90th percentile over
+// 300 seeds.
 //
 //	                           H200 3 %    H200 8 %    inner 3 %   inner 8 %   mixed 3 %   mixed 8 %
 //	tpe                        2.8   5.5   4.6  10.3   6.0  11.8   8.3  16.0   9.7  32.5  10.4  31.5
 //	goptuna's sampler, seeded  4.2   8.9   7.1  13.5   7.7  16.2  10.5  19.5  17.5  37.9  19.7  39.5
 //	random                     6.4  12.9   8.3  15.6  14.8  27.9  16.4  28.4  30.4  45.1  30.7  46.0
 //
-// Other settings were not better over 200 seeds. These differ by less than the error: 4 to 10 start trials, a good part
-// of 0.15 or 0.25, 8 suggestions, prior weights of 0.3 and 2, and the option ConsiderEndpoints. These are a little
-// worse: 100 suggestions, and a good part of 0.1 or 0.33. Without the option ConsiderMagicClip, the regret is 1 to 2
-// percentage points higher.
+// Over 200 seeds other settings are no better. These differ by less than the error: 4 to 10 start trials, a good part
+// of 0.15 or 0.25, 8 suggestions, prior weights of 0.3 and 2, and endpoints. These are a little worse: 100 suggestions,
+// and a good part of 0.1 or 0.33. Without the magic clip the regret is 1 to 2 points higher.
 type tpe struct {
 	space  *space.Space
 	seed   uint64
-	design [][]float64 // points in the unit cube for the first trials, by trial number
+	design [][]float64 // unit points for the first trials, by trial number
 }
 
 func newTPE(s *space.Space, seed uint64) *tpe {
-	return &tpe{space: s, seed: seed, design: design(len(s.Parameters()), seed)}
+	return &tpe{space: s, seed: seed, design: design(len(s.Parameters()), designTrials, seed)}
 }
 
-// design returns points that fill the unit cube evenly: a scrambled Halton sequence.
-func design(dimensions int, seed uint64) [][]float64 {
-	const n = startTrials + 8 // spare points, because some may be illegal and some trials may fail
-	if dimensions == 0 {
-		return nil
-	}
-	m := mat.NewDense(n, dimensions, nil)
-	samplemv.Halton{Kind: samplemv.Owen, Q: distmv.NewUnitUniform(dimensions, nil), Src: rand.NewPCG(seed, 0)}.Sample(m)
-	rows := make([][]float64, n)
-	for i := range rows {
-		rows[i] = slices.Clone(m.RawRowView(i))
-	}
-	return rows
-}
-
-// Next returns a point of the design in the first trials, and later the best suggestion of TPE.
+// Next returns a point of the design at the start, and later the best suggestion of TPE.
 func (t *tpe) Next(number int, history []studies.Trial) (space.Point, error) {
-	known := tried(history)
+	open := newOpening(t.space, history)
 	observed := observe(t.space, history)
 	if len(observed) >= startTrials {
-		if p := t.suggest(observed, known, stream(t.seed, "tpe", number)); p != nil {
+		if p := t.suggest(observed, open, stream(t.seed, "tpe", number)); p != nil {
 			return p, nil
 		}
 	} else if 0 <= number && number < len(t.design) {
-		if p := t.space.Sample(t.design[number]); t.space.Check(p) == nil && !known[p.String()] {
+		if p := t.space.Sample(t.design[number]); open.has(p) {
 			return p, nil
 		}
 	}
-	return draw(t.space, stream(t.seed, "tpe instead", number), known)
+	return open.draw(stream(t.seed, "tpe instead", number))
 }
 
-// suggest draws legal points that were not tried and returns the best one. It returns nil if it finds none.
-func (t *tpe) suggest(observed []observation, known map[string]bool, rng *rand.Rand) space.Point {
+// suggest returns the best of some points that are open, or nil when it finds none.
+func (t *tpe) suggest(observed []observation, open *opening, rng *rand.Rand) space.Point {
 	better, worse := split(observed)
 	parameters := t.space.Parameters()
 	liked, others := make([]density, len(parameters)), make([]density, len(parameters))
@@ -105,7 +87,7 @@ func (t *tpe) suggest(observed []observation, known map[string]bool, rng *rand.R
 			u[i] = liked[i].draw(rng)
 		}
 		p := t.space.Sample(u)
-		if known[p.String()] || t.space.Check(p) != nil {
+		if !open.has(p) {
 			continue
 		}
 		found++
@@ -123,12 +105,12 @@ func (t *tpe) suggest(observed []observation, known map[string]bool, rng *rand.R
 	return best
 }
 
-// An observation has what TPE needs of a finished trial.
+// An observation is a finished trial as TPE sees it.
 type observation struct {
 	unit     []float64
 	active   []bool
 	standing standing
-	rate     float64 // requests per second; 0 if infeasible
+	rate     float64 // requests per second; 0 when infeasible
 	censored bool    // rate is a lower bound, because the load generator was late
 }
 
@@ -137,12 +119,12 @@ type standing int
 
 const (
 	infeasible standing = iota // the server does not run with the point
-	upperBound                 // no rate kept the SLO, and rate is one that failed; or the trial was dropped, and rate is 0
-	met                        // rate is a capacity, or a lower bound of one
+	upperBound                 // no rate kept the SLO, and rate is a rate that failed; or the trial was dropped, and rate is 0
+	met                        // rate is a capacity, an estimate or a lower bound of one
 )
 
-// observe turns the history into observations. It leaves out running trials, and trials that failed for another reason
-// than their point. It also leaves out the server's default, whose values in the space are not known.
+// observe turns the history into observations. It leaves out running trials, trials that failed by no fault of their
+// points, and the server's default, whose values in the space are not known.
 func observe(s *space.Space, history []studies.Trial) []observation {
 	var all []observation
 	for _, t := range history {
@@ -151,11 +133,11 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 		case t.State != studies.Done || len(t.Point) == 0:
 			continue
 		case t.Result.Outcome == trial.Infeasible:
-		case t.Result.Outcome == trial.Dropped: // the server runs with this point, but the point cannot be the best
+		case t.Result.Outcome == trial.Dropped && c.Bound != capacity.Estimated: // the server runs with the point, which is no better than others
 			o.standing = upperBound
-		case t.Result.Outcome != trial.Measured || !(c.Rate > 0) || math.IsInf(c.Rate, 1):
+		case t.Result.Outcome != trial.Measured && t.Result.Outcome != trial.Dropped || !(c.Rate > 0) || math.IsInf(c.Rate, 1):
 			continue
-		case c.Met():
+		case c.Met() || c.Bound == capacity.Estimated:
 			o.standing, o.rate, o.censored = met, c.Rate, t.Result.Class == serverctl.ClientLimited
 		default:
 			o.standing, o.rate = upperBound, c.Rate
@@ -166,8 +148,8 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 	return all
 }
 
-// split divides the observations into the good part and the rest. All trials of the good part met the SLO. The rest has
-// no censored observation, because a lower bound does not show that a point is bad.
+// split divides the observations into the good part and the rest. All trials of the good part met the SLO. A censored
+// observation is in the good part or in neither: a lower bound shows no bad point.
 func split(observed []observation) (better, worse []observation) {
 	sorted := slices.SortedStableFunc(slices.Values(observed), func(a, b observation) int {
 		return cmp.Or(cmp.Compare(b.standing, a.standing), cmp.Compare(b.rate, a.rate))

@@ -101,7 +101,7 @@ type Sampler struct {
 }
 
 // Samplers are the legal names of a Sampler.
-var Samplers = []string{"tpe", "random", "grid"}
+var Samplers = []string{"gp", "tpe", "random", "halton", "grid"}
 
 // Budget limits what the study may spend.
 type Budget struct {

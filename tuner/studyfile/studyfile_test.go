@@ -153,7 +153,7 @@ func TestEverySettingIsRead(t *testing.T) {
 			{Metric: slo.ITL, Percentile: 99.9, Max: 200 * time.Millisecond}, {Metric: slo.E2E, Percentile: 95, Max: 2 * time.Minute}}}},
 		{"WorkloadSpec", f.WorkloadSpec(), workload.Spec{Kind: "sharegpt", Path: "dir/data/real.json", Endpoint: "chat", OutputTokens: 64, Requests: 200}},
 		{"probe", f.Probe, Probe{15500 * time.Millisecond, 100, 0, 0, 0.1, 20, 0.1, 6, false, 0.05}},
-		{"sampler", f.Sampler, Sampler{"random", 7}}, {"budget", f.Budget, Budget{12, 90 * time.Minute}},
+		{"sampler", f.Sampler, Sampler{"random", 7, true}}, {"budget", f.Budget, Budget{12, 90 * time.Minute, 0.01, 2}},
 		{"cache", f.Cache, Cache{trial.Reset, 1.5}}, {"advice", f.Advice, Advice{0.8}}, {"speculation", f.Speculation, Speculation{0.05, 2000}},
 		{"CurrentPoint", current, space.Point{"gpu-memory-utilization": "0.9", "num-speculative-tokens": "2"}},
 	} {

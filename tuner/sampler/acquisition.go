@@ -1,0 +1,238 @@
+package sampler
+
+import (
+	"cmp"
+	"math"
+	"math/rand/v2"
+	"slices"
+
+	"gonum.org/v1/gonum/stat/distuv"
+
+	"vllmtuner/studies"
+	"vllmtuner/tuner/space"
+)
+
+const (
+	scattered = 300 // candidates anywhere in the space
+	nearBest  = 150 // candidates near the best measured points
+	nearTop   = 100 // candidates near the best candidates so far
+)
+
+// A candidate is a point that the next trial may try.
+type candidate struct {
+	point space.Point
+	row   row
+	gain  float64 // ln of the expected improvement, in ln units of the capacity, times the probability to run
+	score float64 // ln of the gain per GPU time
+}
+
+// A belief is what the model knows after a history.
+type belief struct {
+	lessons
+	processes []*process // one for each drawn vector of hyperparameters
+	best      []float64  // by process: the highest mean at a measured point
+	feasible  *process   // nil while no point was infeasible
+	boldness  float64    // factor of the standard deviations
+}
+
+// newBelief fits the model. It needs two values.
+func newBelief(s *space.Space, l lessons, rng *rand.Rand) *belief {
+	b := &belief{lessons: l, boldness: 1}
+	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread}
+	measured := l.own // what priors promise is still to be had here
+	if len(measured) == 0 {
+		measured = rowsOf(l.values)
+	}
+	for _, z := range h.sample(l.values, rng) {
+		k, data := h.model(z, l.values)
+		p := settle(k, l.mean, data, 3)
+		means, _ := p.predict(measured)
+		b.best = append(b.best, slices.Max(means))
+		b.processes = append(b.processes, p.believe(l.pending))
+	}
+	b.feasible = newFeasibility(h.dimensions, l)
+	return b
+}
+
+// believe returns the process as if the points had been measured and were what it expects (Ginsbourger's kriging
+// believer). So parallel trials spread out.
+func (p *process) believe(points []row) *process {
+	if len(points) == 0 {
+		return p
+	}
+	means, _ := p.predict(points)
+	data := slices.Clone(p.data)
+	for i, r := range points {
+		data = append(data, datum{row: r, value: means[i], variance: 1e-4})
+	}
+	return condition(p.kernel, p.mean, data)
+}
+
+// newFeasibility returns a model of whether points run: a process that is above 0 where they do. A crash needs no
+// precise model, so its hyperparameters are fixed. The linear part carries the border over the whole space.
+func newFeasibility(dimensions []dimension, l lessons) *process {
+	if l.failed == 0 {
+		return nil
+	}
+	k := kernel{dimensions: dimensions, signal: 1, constant: 1, linear: 9}
+	for range dimensions {
+		k.inverse, k.alike = append(k.inverse, 1/0.5), append(k.alike, 0.7)
+	}
+	return settle(k, 1, slices.Clone(l.labels), 8)
+}
+
+// runs returns the probability that a server runs, for each row.
+func (b *belief) runs(rows []row) []float64 {
+	all := make([]float64, len(rows))
+	for i := range all {
+		all[i] = 1
+	}
+	if b.feasible == nil {
+		return all
+	}
+	means, variances := b.feasible.predict(rows)
+	for i := range all {
+		all[i] = distuv.UnitNormal.CDF(means[i] / math.Sqrt(1+variances[i]))
+	}
+	return all
+}
+
+// judge gives the candidates their gains and scores. The improvement is over the best mean at a measured point, averaged
+// over the drawn hyperparameters. A point that does not run costs its start alone.
+func (b *belief) judge(all []candidate) {
+	rows := make([]row, len(all))
+	for i := range all {
+		rows[i], all[i].gain = all[i].row, math.Inf(-1)
+	}
+	for i, p := range b.processes {
+		means, variances := p.predict(rows)
+		for j := range all {
+			all[j].gain = addLog(all[j].gain, logImprovement(means[j]-b.best[i], b.boldness*math.Sqrt(variances[j])))
+		}
+	}
+	for i, runs := range b.runs(rows) {
+		all[i].gain += math.Log(runs) - math.Log(float64(max(1, len(b.processes))))
+		if len(b.processes) == 0 { // nothing is known but which points do not run
+			all[i].gain = math.Log(runs)
+		}
+		all[i].score = all[i].gain - math.Log(b.start+runs*(1-b.start))
+	}
+}
+
+// logImprovement is ln E[max(0, x)] for a normal x. Written with ln it does not underflow far below 0.
+func logImprovement(mean, sd float64) float64 {
+	z := mean / sd
+	switch {
+	case z > -1:
+		return math.Log(sd) + math.Log(distuv.UnitNormal.Prob(z)+z*distuv.UnitNormal.CDF(z))
+	case z > -20:
+		return math.Log(sd) + distuv.UnitNormal.LogProb(z) + math.Log1p(z/hazard(z))
+	}
+	return math.Log(sd) + distuv.UnitNormal.LogProb(z) - 2*math.Log(-z)
+}
+
+// addLog is ln(exp a + exp b).
+func addLog(a, b float64) float64 {
+	if a < b {
+		a, b = b, a
+	}
+	if math.IsInf(a, -1) {
+		return a
+	}
+	return a + math.Log1p(math.Exp(b-a))
+}
+
+// candidates returns the judged candidates, the best first.
+func (b *belief) candidates(o *opening, history []studies.Trial, rng *rand.Rand) []candidate {
+	var all []candidate
+	dims := len(o.space.Parameters())
+	if dims == 0 {
+		return nil // the only point is the server's default
+	}
+	known := map[string]bool{}
+	add := func(u []float64) {
+		p := o.space.Sample(u)
+		if name := p.String(); !known[name] {
+			known[name] = true
+			if o.has(p) {
+				all = append(all, candidate{point: p, row: rowOf(o.space, p)})
+			}
+		}
+	}
+	for range scattered {
+		u := make([]float64, dims)
+		for i := range u {
+			u[i] = rng.Float64()
+		}
+		add(u)
+	}
+	centres := b.bestPoints(history, 5)
+	for i := range nearBest * min(1, len(centres)) {
+		u, _ := o.space.Unit(centres[i%len(centres)])
+		add(near(o.space, u, []float64{0.03, 0.1, 0.25}[rng.IntN(3)], rng))
+	}
+	b.judge(all)
+	byScore := func(x, y candidate) int { return cmp.Compare(y.score, x.score) }
+	slices.SortStableFunc(all, byScore)
+	first := len(all)
+	for i := range nearTop * min(1, first) {
+		u, _ := o.space.Unit(all[i%min(4, first)].point)
+		add(near(o.space, u, []float64{0.02, 0.07}[rng.IntN(2)], rng))
+	}
+	b.judge(all[first:])
+	slices.SortStableFunc(all, byScore)
+	return all
+}
+
+// bestPoints returns up to n points with the highest means.
+func (b *belief) bestPoints(history []studies.Trial, n int) []space.Point {
+	var points []space.Point
+	for _, i := range b.ranking() {
+		if len(points) < n {
+			points = append(points, history[b.trials[i]].Point)
+		}
+	}
+	return points
+}
+
+// ranking returns the indexes of the values, the one with the highest mean first.
+func (b *belief) ranking() []int {
+	means := b.means()
+	order := make([]int, len(b.values))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(means[j], means[i]) })
+	return order
+}
+
+// means returns the expected ln capacity at the points of the values.
+func (b *belief) means() []float64 {
+	sum := make([]float64, len(b.values))
+	for _, p := range b.processes {
+		means, _ := p.predict(rowsOf(b.values))
+		for i, m := range means {
+			sum[i] += m / float64(len(b.processes))
+		}
+	}
+	return sum
+}
+
+// near returns a random neighbour of a place in the unit cube.
+func near(s *space.Space, u []float64, radius float64, rng *rand.Rand) []float64 {
+	v := slices.Clone(u)
+	parameters := s.Parameters()
+	must := rng.IntN(len(v)) // at least one value changes
+	for i := range v {
+		switch {
+		case i != must && rng.Float64() < 0.5:
+		case choices(&parameters[i]) > 0:
+			if i == must || rng.Float64() < 0.3 {
+				v[i] = rng.Float64()
+			}
+		default:
+			v[i] = min(max(v[i]+radius*rng.NormFloat64(), 0), 1)
+		}
+	}
+	return v
+}

@@ -1,0 +1,165 @@
+package sampler
+
+import (
+	"math"
+
+	"gonum.org/v1/gonum/blas"
+	"gonum.org/v1/gonum/blas/blas64"
+	"gonum.org/v1/gonum/mat"
+	"gonum.org/v1/gonum/stat/distuv"
+)
+
+// A datum is what one trial says about the function at its point: a value, or a bound of it.
+type datum struct {
+	row      row
+	value    float64
+	err      float64 // standard error of the value, as its trial estimated it
+	variance float64 // of the value's error, as the model believes it
+	side     side
+
+	// A bound acts as a value with an error of its own, which settle finds.
+	site, siteVariance float64
+}
+
+// A side says where the function is.
+type side int
+
+const (
+	below side = -1 // the value is an upper bound
+	exact side = 0
+	above side = 1 // the value is a lower bound
+)
+
+// vague is the variance of a bound that says nothing yet.
+const vague = 1e4
+
+// A process is a Gaussian process that has seen data.
+type process struct {
+	kernel kernel
+	mean   float64 // before the data
+	data   []datum
+	factor mat.Cholesky
+	weight *mat.VecDense // inverse covariance × (values − mean)
+	fit    float64       // ln of the likelihood, up to a constant
+}
+
+// condition returns the process after the data. Bounds count with the sites that they have.
+func condition(k kernel, mean float64, data []datum) *process {
+	p := &process{kernel: k, mean: mean, data: data, weight: &mat.VecDense{}}
+	n := len(data)
+	covariance := mat.NewSymDense(n, nil)
+	residual := mat.NewVecDense(n, nil)
+	for i := range data {
+		for j := i; j < n; j++ {
+			covariance.SetSym(i, j, k.at(data[i].row, data[j].row))
+		}
+		value, variance := data[i].value, data[i].variance
+		if data[i].side != exact {
+			value, variance = data[i].site, data[i].siteVariance
+		}
+		covariance.SetSym(i, i, covariance.At(i, i)+variance)
+		residual.SetVec(i, value-mean)
+	}
+	for jitter := 1e-9; !p.factor.Factorize(covariance) && jitter < 1; jitter *= 10 {
+		for i := range n { // equal points with next to no error make the matrix singular
+			covariance.SetSym(i, i, covariance.At(i, i)+jitter*(k.signal+k.constant))
+		}
+	}
+	_ = p.factor.SolveVecTo(p.weight, residual) // its error is a warning: the matrix is badly conditioned
+	p.fit = -0.5*mat.Dot(residual, p.weight) - 0.5*p.factor.LogDet()
+	return p
+}
+
+// predict returns mean and variance of the function at the rows.
+func (p *process) predict(rows []row) (mean, variance []float64) {
+	n, m := len(p.data), len(rows)
+	mean, variance = make([]float64, m), make([]float64, m)
+	if m == 0 {
+		return mean, variance
+	}
+	cross := blas64.General{Rows: n, Cols: m, Stride: m, Data: make([]float64, n*m)}
+	for j := range rows {
+		mean[j], variance[j] = p.mean, p.kernel.at(rows[j], rows[j])
+	}
+	for i := range n {
+		line := cross.Data[i*m : (i+1)*m]
+		for j := range rows {
+			line[j] = p.kernel.at(p.data[i].row, rows[j])
+			mean[j] += line[j] * p.weight.AtVec(i)
+		}
+	}
+	upper := p.factor.RawU().(*mat.TriDense).RawTriangular()
+	blas64.Trsm(blas.Left, blas.Trans, 1, upper, cross)
+	for i := range n {
+		for j, v := range cross.Data[i*m : (i+1)*m] {
+			variance[j] -= v * v
+		}
+	}
+	for j := range variance {
+		variance[j] = max(variance[j], 1e-12)
+	}
+	return mean, variance
+}
+
+// settle returns the process after the data, with sites that fit the bounds: expectation propagation for the
+// likelihood Φ((bound − f)/error) of an upper bound, and its mirror image for a lower one (Rasmussen and Williams 2006,
+// section 3.6; all sites in parallel, as Gaussian factors). It changes the sites in the data.
+func settle(k kernel, mean float64, data []datum, sweeps int) *process {
+	p := condition(k, mean, data)
+	var bounded []int
+	var rows []row
+	for i := range data {
+		if data[i].side != exact {
+			bounded, rows = append(bounded, i), append(rows, data[i].row)
+		}
+	}
+	for range sweeps {
+		if len(bounded) == 0 {
+			return p
+		}
+		moved := 0.0
+		means, variances := p.predict(rows)
+		for j, i := range bounded {
+			moved = max(moved, data[i].update(means[j], variances[j]))
+		}
+		p = condition(k, mean, data)
+		if moved < 1e-3 {
+			break
+		}
+	}
+	return p
+}
+
+// update moves the site of a bound to where it makes mean and variance of the function right. It returns by how many
+// standard deviations of the function the mean moves.
+func (d *datum) update(mean, variance float64) float64 {
+	const damping = 0.7 // parallel updates overshoot where bounds are close to each other
+	precision := 1/variance - 1/d.siteVariance
+	if precision <= 1e-9 {
+		return 0
+	}
+	v := 1 / precision // the function without this bound
+	m := v * (mean/variance - d.site/d.siteVariance)
+	total := v + d.variance
+	z := float64(d.side) * (m - d.value) / math.Sqrt(total)
+	ratio := hazard(z)
+	newMean := m + float64(d.side)*v*ratio/math.Sqrt(total)
+	newVariance := v - v*v/total*ratio*(z+ratio)
+	tau := 1/newVariance - precision
+	if !(tau > 1/vague) || math.IsInf(tau, 0) || math.IsNaN(newMean) {
+		tau = 1 / vague
+	}
+	nu := newMean*(precision+tau) - m*precision
+	oldTau, oldNu := 1/d.siteVariance, d.site/d.siteVariance
+	tau, nu = oldTau+damping*(tau-oldTau), oldNu+damping*(nu-oldNu)
+	d.site, d.siteVariance = nu/tau, 1/tau
+	return math.Abs(newMean-mean) / math.Sqrt(variance)
+}
+
+// hazard is φ(z)/Φ(z), for the standard normal distribution.
+func hazard(z float64) float64 {
+	if z < -20 {
+		return -z - 1/z // Φ underflows; the error is below 1e-3 here
+	}
+	return distuv.UnitNormal.Prob(z) / distuv.UnitNormal.CDF(z)
+}
