@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"reflect"
 	"slices"
@@ -50,7 +51,7 @@ type stub struct {
 
 	// The prefix cache keeps every prompt for ever.
 	kvTokens     int // 0 means 1000
-	seen         map[*workload.Request]bool
+	seen         map[string]bool // prompts
 	asked, found float64
 	lost         func(run int) bool // whether another client empties the cache before a run, numbered from 1
 	deaf         bool               // whether the server ignores a reset, and reports success
@@ -207,13 +208,14 @@ func (s *stub) ask(q *workload.Request) {
 		return
 	}
 	if s.seen == nil {
-		s.seen = make(map[*workload.Request]bool)
+		s.seen = make(map[string]bool)
 	}
 	s.asked += 16
-	if s.seen[q] {
+	prompt := fmt.Sprint(q.Text, q.Tokens)
+	if s.seen[prompt] {
 		s.found += 16
 	}
-	s.seen[q] = true
+	s.seen[prompt] = true
 }
 
 // answer completes the samples. short is how many tokens are missing in each answer.

@@ -31,7 +31,7 @@ const (
 )
 
 // warmUpAnswer is the length of a warm-up's answers in tokens. It is enough to see the time per token.
-const warmUpAnswer = 64
+const warmUpAnswer = 128
 
 const (
 	primePiece     = 10 * time.Second // a piece of priming is due within this time, between two readings of the hit rate

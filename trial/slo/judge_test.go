@@ -2,6 +2,7 @@ package slo
 
 import (
 	"math"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -118,11 +119,11 @@ func TestStopOnlyEverFails(t *testing.T) {
 	}{
 		{"a good start goes on", samples(100), time.Second, false},
 		{"three slow ones may still pass", samples(10, slow, slow, slow), time.Second, false},
-		{"eight have failed, but not yet clearly", samples(10, slow, slow, slow, slow, slow, slow, slow, slow), time.Second, false},
-		{"nine have failed clearly", samples(10, slow, slow, slow, slow, slow, slow, slow, slow, slow), time.Second, true},
+		{"eighty have failed, but not yet clearly", samples(10, slices.Repeat([]bench.Sample{slow}, 80)...), time.Second, false},
+		{"eighty-one have failed clearly", samples(10, slices.Repeat([]bench.Sample{slow}, 81)...), time.Second, true},
 		{"a failed request cannot", samples(10, failed), time.Second, true},
-		{"pending requests are not late yet", make([]bench.Sample, 9), time.Second, false},
-		{"pending requests without a first token are late after the limit", make([]bench.Sample, 9), 1001 * ms, true},
+		{"pending requests are not late yet", make([]bench.Sample, 81), time.Second, false},
+		{"pending requests without a first token are late after the limit", make([]bench.Sample, 81), 1001 * ms, true},
 	} {
 		if got := stop(row.now, row.samples); got != row.want {
 			t.Errorf("%s: Stop = %v, want %v", row.name, got, row.want)
