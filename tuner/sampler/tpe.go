@@ -148,7 +148,7 @@ func observe(s *space.Space, history []studies.Trial) []observation {
 	return all
 }
 
-// split divides the observations into the good part and the rest. All trials of the good part met the SLO. A censored
+// split divides the observations into the good part and the rest. All trials of the good part have a capacity. A censored
 // observation is in the good part or in neither: a lower bound shows no bad point.
 func split(observed []observation) (better, worse []observation) {
 	sorted := slices.SortedStableFunc(slices.Values(observed), func(a, b observation) int {
