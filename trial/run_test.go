@@ -50,7 +50,7 @@ type stub struct {
 	pieces  int // number of warm-up pieces so far
 
 	// The prefix cache keeps every prompt for ever.
-	kvTokens     int // 0 means 1000
+	kvTokens     int             // 0 means 1000
 	seen         map[string]bool // prompts
 	asked, found float64
 	lost         func(run int) bool // whether another client empties the cache before a run, numbered from 1
@@ -268,7 +268,7 @@ func TestRunMeasuresAPoint(t *testing.T) {
 	}{
 		{Primed, "start warm warm pass probe probe probe probe stop"},
 		{Reset, "start warm warm reset probe reset probe reset probe reset probe stop"},
-		{Steady, "start warm warm pass pass pass probe probe probe probe stop"},
+		{Steady, "start warm warm pass probe probe probe probe stop"},
 	} {
 		s := &stub{capacity: 4.8}
 		result, stored := runTrial(t, runner(t, s, row.protocol), Task{Number: 3})
