@@ -129,7 +129,7 @@ func (w warmUp) primeUntilSteady(ctx context.Context) error {
 	}
 	kvTokens := float64(w.result.Facts.KVCacheTokens)
 	if kvTokens == 0 {
-		w.note("the size of the KV cache is not known: it was primed until the hit rate stood still, full or not")
+		w.note("the size of the KV cache is not known: it was primed until the hit rate stopped changing, and may not be full")
 	}
 	n := max(1, int(math.Round(primePiece*w.rate)))
 	before, lastRate := start, math.Inf(1)
@@ -148,7 +148,7 @@ func (w warmUp) primeUntilSteady(ctx context.Context) error {
 		}
 		before, lastRate = now, rate
 	}
-	w.note("the prefix-cache hit rate still moved after %d s of priming", int(primePiece*maxPrimePieces))
+	w.note("the prefix-cache hit rate still changed after %d s of priming", int(primePiece*maxPrimePieces))
 	return nil
 }
 
