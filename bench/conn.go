@@ -244,7 +244,7 @@ func tunnel(through net.Conn, host string, proxy *url.URL) error {
 		ask.Header.Set("Proxy-Authorization", basic.Header.Get("Authorization"))
 	}
 	if err := ask.Write(through); err != nil {
-		return fmt.Errorf("ask proxy %s: %w", proxy.Host, err)
+		return fmt.Errorf("send CONNECT to proxy %s: %w", proxy.Host, err)
 	}
 	// The host sends nothing before the first request, so the reader buffers nothing after the head of the proxy's answer.
 	answer, err := http.ReadResponse(bufio.NewReader(through), ask)

@@ -79,7 +79,7 @@ func (t *Tally) void(m *Measurement, scope Scope) {
 	}
 	m.OffPlan = float64(t.total.offPlan) / float64(t.total.planned)
 	if m.OffPlan > maxOffPlan {
-		m.Void = fmt.Sprintf("the lengths of the answers differ by %.2g %% from what the requests asked for (limit %g %%): "+
+		m.Void = fmt.Sprintf("the lengths of the answers differ by %.2g %% from the requested lengths (limit %g %%): "+
 			"look for a proxy between tuner and vLLM that changes max_tokens or ignore_eos", 100*m.OffPlan, 100*maxOffPlan)
 	}
 }

@@ -159,7 +159,7 @@ func TestARunOffPlanIsVoid(t *testing.T) {
 		void    string
 	}{
 		{"one extra token in a thousand is on plan", append(good[:99:99], long), false, 1.0 / 1100, ""},
-		{"short answers are off plan, though they failed", append(good[:9:9], short), false, 6.0 / 110, "differ by 5.5 % from what the requests asked for (limit 1 %)"},
+		{"short answers are off plan, though they failed", append(good[:9:9], short), false, 6.0 / 110, "differ by 5.5 % from the requested lengths (limit 1 %)"},
 		{"long and short answers do not cancel out", []Sample{short, long, long, long, long, long, long}, false, 12.0 / 77, "differ by 16 %"},
 		{"an answer that broke off does not count", append(good[:9:9], reset), false, 0, ""},
 		{"natural answers have no plan", []Sample{long}, true, 0, ""},

@@ -79,7 +79,7 @@ func Read(path string, maxBytes int64) ([]byte, error) {
 	case err != nil:
 		return nil, Unreadable(path, err)
 	case int64(len(text)) > maxBytes:
-		return nil, &fileError{fmt.Sprintf("%s has more than %d bytes, too many for what it should be; name another file", path, maxBytes), ErrNoFile}
+		return nil, &fileError{fmt.Sprintf("%s has more than %d bytes, too many for a file of its kind; name another file", path, maxBytes), ErrNoFile}
 	}
 	return bytes.TrimPrefix(text, []byte(byteOrderMark)), nil
 }
@@ -92,11 +92,11 @@ func irregular(path string, mode fs.FileMode) string {
 	case mode.IsDir():
 		return path + " is a directory; name a file"
 	case mode&fs.ModeNamedPipe != 0:
-		return path + " is no regular file but a pipe; write what comes through it to a file first, and name that"
+		return path + " is a pipe, not a regular file; write its content to a file first, and name that file"
 	case mode&fs.ModeSocket != 0:
-		return path + " is no regular file but a socket; name a file"
+		return path + " is a socket, not a regular file; name a file"
 	}
-	return path + " is no regular file but a device; name a file"
+	return path + " is a device, not a regular file; name a file"
 }
 
 // Unreadable returns the error for a file that the user named: why it cannot be read, and what to do.
@@ -110,7 +110,7 @@ func Unreadable(path string, err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		text = path + ": this user may not read it; check its rights and those of the directories above it (ls -ld)"
 	case errors.Is(err, unix.ENOTDIR):
-		text = path + ": a file stands where the path has a directory; check the path"
+		text = path + ": a part of the path is a file, not a directory; check the path"
 	case errors.Is(err, ErrNoFile):
 		text = path + " is no regular file; name a file"
 	}

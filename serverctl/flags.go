@@ -47,18 +47,18 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 	asked := strings.Join(slices.Concat(command, []string{"--help=all"}), " ")
 	p, err := proc.Start(proc.Spec{Argv: argv, Env: environ, Output: text})
 	if err != nil {
-		return nil, fmt.Errorf("ask the server for its flags: %w", err)
+		return nil, fmt.Errorf("get the server's flags: %w", err)
 	}
 	select {
 	case <-p.Exited():
 	case <-ctx.Done():
-		err = fmt.Errorf("ask the server for its flags: wait for %q: %w", asked, context.Cause(ctx))
+		err = fmt.Errorf("get the server's flags: wait for %q: %w", asked, context.Cause(ctx))
 	}
 	if err := errors.Join(err, p.Stop(context.WithoutCancel(ctx), 0)); err != nil {
 		return nil, err
 	}
 	if flags = parseHelp(text.buf.String()); len(flags) == 0 || p.State().ExitCode() != 0 {
-		return nil, fmt.Errorf("ask the server for its flags: %q ended with %s and listed %d flags; %s; run it by hand to see why",
+		return nil, fmt.Errorf("get the server's flags: %q ended with %s and listed %d flags; %s; run it by hand to see why",
 			asked, p.State(), len(flags), lastSaid(text.buf.String()))
 	}
 	return flags, nil
@@ -191,13 +191,13 @@ func CheckFlags(accepted Flags, args []string) error {
 // removed lists flags of vLLM 0.14.1 that 0.33.0 refuses, and says what to do instead (vllm/engine/arg_utils.py of
 // both).
 var removed = map[string]string{
-	"--swap-space":                "V1 never swapped; remove it",
+	"--swap-space":                "vLLM V1 never uses swap space; remove it",
 	"--disable-log-requests":      "requests are not logged unless --enable-log-requests is given; remove it",
 	"--calculate-kv-scales":       "remove it; scales come with the checkpoint",
 	"--logits-processor-pattern":  "remove it; see --logits-processors",
 	"--override-attention-dtype":  "remove it",
-	"--max-num-partial-prefills":  "it never took another value than 1; remove it",
-	"--max-long-partial-prefills": "it never took another value than 1; remove it",
+	"--max-num-partial-prefills":  "its only allowed value was 1; remove it",
+	"--max-long-partial-prefills": "its only allowed value was 1; remove it",
 }
 
 // flagName returns the flag that an arg names, with dashes, without its value and without a JSON key. It returns ""

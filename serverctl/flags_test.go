@@ -69,7 +69,7 @@ func TestCheckFlags(t *testing.T) {
 		{"a value among the choices", "--kv-cache-dtype fp8 --kv-cache-dtype=auto", ""},
 		{"a value that is none of the choices", "--kv-cache-dtype fp9", `flag --kv-cache-dtype does not accept "fp9"; it accepts auto, bfloat16, fp8; did you mean fp8?`},
 		{"such a value behind an equals sign", "--kv-cache-dtype=int4", `flag --kv-cache-dtype does not accept "int4"`},
-		{"a flag that newer servers lack", "--swap-space 4", "longer has the flag --swap-space: V1 never swapped"},
+		{"a flag that newer servers lack", "--swap-space 4", "longer has the flag --swap-space: vLLM V1 never uses swap space"},
 		{"a beginning of several", "--max-num 8", "flag --max-num could be --max-num-batched-tokens or --max-num-seqs"},
 		{"a misspelt flag", "--max-num-sequences 8", "this server has no flag --max-num-sequences; did you mean --max-num-seqs?"},
 		{"a flag of another world", "--zzzzzzzzzz", "no flag --zzzzzzzzzz; its --help=all"},

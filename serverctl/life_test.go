@@ -256,7 +256,7 @@ func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
 	}{
 		{"a neighbour fills a GPU that the server does not use", "--tensor-parallel-size 1", new(float64(90000)), ""},
 		{"one of the server's two GPUs stays full", "--tensor-parallel-size 2", new(float64(90000)), "GPU 1 has 90000 MiB in use"},
-		{"one of them does not tell any more", "-tp 2", nil, "GPU 1 no longer tells its memory"},
+		{"one of them does not tell any more", "-tp 2", nil, "GPU 1 no longer reports its memory"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()

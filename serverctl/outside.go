@@ -92,7 +92,7 @@ func processEnd(text string, loaded bool) *ExitError {
 	case g == nil && start == nil:
 		return nil
 	case start != nil:
-		evidence = "the engine ended during the start without a word"
+		evidence = "the engine ended during the start without a message"
 		if g == nil {
 			g = start
 		}

@@ -34,13 +34,13 @@ var (
 		remedy  string
 	}{
 		EngineDead:    {}, // no remedy, because the evidence says why the engine died
-		ExitZero:      {remedy: "see `tuner logs` for what ended the server; no flag does"},
+		ExitZero:      {remedy: "see `tuner logs` for what ended the server; its flags are not the cause"},
 		IllegalAccess: {}, // a bug of a GPU kernel: the search avoids the point
 		NCCL:          {remedy: "run the server with NCCL_DEBUG=INFO in server.env; the usual reasons are a small /dev/shm and broken links between GPUs"},
 		DiskFull:      {fatal: true, remedy: "free space on the disk, or in /dev/shm, that the line names"},
 		TooManyFiles:  {fatal: true, remedy: "raise the limit of open files (ulimit -n)"},
 		TooManyProc:   {fatal: true, remedy: "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"},
-		GatedModel:    {fatal: true, remedy: "ask for access to the model, and set HF_TOKEN in server.env"},
+		GatedModel:    {fatal: true, remedy: "request access to the model, and set HF_TOKEN in server.env"},
 		Profiling:     {remedy: "let no other process use the GPU while a server starts"},
 		SlowDisk:      {remedy: "raise server.start_timeout, or set server.model_copy"},
 		OthersMemory:  {remedy: "find the process that holds the GPU's memory with nvidia-smi, and end it"},

@@ -79,7 +79,7 @@ func TestADeathUnderLoadHasAClass(t *testing.T) {
 		{"asked to end, and waits for its clients", "asked", request, false, Infrastructure, Terminated, "Shutting down FastAPI HTTP server.", -1},
 		{"killed", "serve", syscall.SIGKILL, false, Infrastructure, Killed, "signal: killed", -1},
 		{"killed for lack of memory", "serve", syscall.SIGKILL, true, Infrastructure, HostOOM,
-			"killed 1 of the processes here for lack of memory (/sys/fs/cgroup/pod/memory.events)", -1},
+			"killed 1 of the processes in this cgroup for lack of memory (/sys/fs/cgroup/pod/memory.events)", -1},
 		{"hung up", "serve", syscall.SIGHUP, true, Infrastructure, Terminated, "signal: hangup", -1},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -56,7 +56,7 @@ func Start(ctx context.Context, config Config) (*Server, error) {
 		if !ok || exit.Class != PortTaken || attempt == portAttempts {
 			return server, err
 		}
-		c.progress("port %d was taken while the server started; trying another", held.port)
+		c.progress("port %d was taken while the server started; trying another port", held.port)
 		wanted = 0
 	}
 }

@@ -259,7 +259,7 @@ func TestAPortThatIsLostDuringTheStartIsReplaced(t *testing.T) {
 	t.Parallel()
 	c, seen := config("port " + filepath.Join(t.TempDir(), "tried"))
 	start(t, c)
-	if !strings.Contains(seen.all(), "was taken while the server started; trying another") {
+	if !strings.Contains(seen.all(), "was taken while the server started; trying another port") {
 		t.Errorf("told %q", seen.all())
 	}
 }

@@ -57,7 +57,7 @@ func (e *MemoryError) Error() string {
 	fmt.Fprintf(&b, "wait for the GPU's memory to be released: after %v", e.Waited.Round(100*time.Millisecond))
 	for _, g := range e.GPUs {
 		if g.After == unknownMiB {
-			fmt.Fprintf(&b, " GPU %d no longer tells its memory;", g.Index)
+			fmt.Fprintf(&b, " GPU %d no longer reports its memory;", g.Index)
 			continue
 		}
 		fmt.Fprintf(&b, " GPU %d has %.0f MiB in use, but had %.0f MiB before the start;", g.Index, g.After, g.Before)

@@ -141,7 +141,7 @@ func (s *Server) death(end ending) *ExitError {
 	}
 	if n, at, err := s.config.machine.OOMKills(); err == nil && at != "" && n > s.oomKills {
 		e.Cause = HostOOM
-		e.Evidence = fmt.Sprintf("the kernel killed %d of the processes here for lack of memory (%s); %s", n-s.oomKills, at, e.Evidence)
+		e.Evidence = fmt.Sprintf("the kernel killed %d of the processes in this cgroup for lack of memory (%s); %s", n-s.oomKills, at, e.Evidence)
 	}
 	return e
 }

@@ -86,7 +86,7 @@ func (b *epochBackup) offer(acknowledged int64) string {
 	for _, file := range b.files {
 		files = append(files, space.ShellWord(file))
 	}
-	return fmt.Sprintf("\n%s is whole, a copy of the study as it was at %s, with %s and %s; %s.\n"+
+	return fmt.Sprintf("\n%s is undamaged: a copy of the study as it was at %s, with %s and %s; %s.\n"+
 		"To go on from there, in another root directory: mkdir -p OTHER/%s && cp %s OTHER/%s/ && tuner run FILE --root OTHER",
 		b.files[0], b.updated.Local().Format(time.DateTime), render.Count(b.trials, "trial"), render.Count(int(b.commits), "commit"),
 		lostAfter(acknowledged-b.commits), b.name, strings.Join(files, " "), b.name)

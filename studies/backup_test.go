@@ -69,7 +69,7 @@ func TestTheErrorOffersAnOlderEpoch(t *testing.T) {
 			var said string
 			for _, options := range []Options{{}, {FromSnapshot: true}} {
 				_, _, err := Open(t.Context(), dir, llama, options)
-				wantUnusable(t, err, "there is no snapshot to go on from", older+" is whole", "with 1 trial and 12 commits; 3 later commits would be lost", " && tuner run FILE --root OTHER")
+				wantUnusable(t, err, "there is no snapshot to go on from", older+" is undamaged", "with 1 trial and 12 commits; 3 later commits would be lost", " && tuner run FILE --root OTHER")
 				said = err.Error()
 			}
 			if is, err := os.ReadFile(older); err != nil || string(is) != string(was) {
@@ -99,5 +99,5 @@ func TestNothingIsWhole(t *testing.T) {
 	dir := t.TempDir()
 	try(t, open(t, dir).Close(), os.WriteFile(database(t, dir), []byte(strings.Repeat("no database ", 1000)), 0o644), os.RemoveAll(filepath.Join(dir, snapshotDir)))
 	_, _, err := Open(t.Context(), dir, llama, Options{})
-	wantUnusable(t, err, fence.Database, "there is no snapshot to go on from", "no whole copy in an older epoch: restore the study's directory from a backup")
+	wantUnusable(t, err, fence.Database, "there is no snapshot to go on from", "no undamaged copy in an older epoch: restore the study's directory from a backup")
 }

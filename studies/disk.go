@@ -223,11 +223,11 @@ type Disk struct {
 func (d Disk) Owners() string {
 	switch d.Mount.Locks() {
 	case fence.CertainLocks:
-		return "the next run continues a killed one at once"
+		return "the next run continues a killed run at once"
 	case fence.SharedLocks:
-		return "shared: the next run continues a killed one after a second, and one that was cut off after --takeover-after"
+		return "shared: the next run continues a killed run after a second, and a run that was cut off once --takeover-after has passed"
 	}
-	return "shared, without locks: the next run continues a killed one after --takeover-after"
+	return "shared, without locks: the next run continues a killed run once --takeover-after has passed"
 }
 
 // ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study. Such
@@ -311,11 +311,11 @@ func checkWrite(dir string) (took time.Duration, err error) {
 func checkFree(dir string) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
-		return fmt.Errorf("ask for the free space of %s: %w", dir, err)
+		return fmt.Errorf("get the free space of %s: %w", dir, err)
 	}
 	copied, err := copiedSize(dir)
 	if err != nil {
-		return fmt.Errorf("ask for the size of the study in %s: %w", dir, err)
+		return fmt.Errorf("get the size of the study in %s: %w", dir, err)
 	}
 	free, need, what := uint64(s.Bavail)*uint64(s.Bsize), minFree+copied, "a study needs"
 	if copied > 0 {

@@ -53,7 +53,7 @@ func LifeOf(ctx context.Context, dir string) (life fence.Life, err error) {
 		err = errors.Join(err, folder.Close())
 	}
 	if err != nil {
-		err = fmt.Errorf("look for the study's owner: %w", err)
+		err = fmt.Errorf("find the study's owner: %w", err)
 	}
 	return life, err
 }

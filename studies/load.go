@@ -215,7 +215,7 @@ func (r *reading) fill(trials []Trial, columns probeColumns, where string, args 
 		number := int(part.integer("trial"))
 		i, ok := slices.BinarySearchFunc(trials, number, func(t Trial, n int) int { return t.Number - n })
 		if !ok {
-			return nil, damagedf("%s belongs to a trial that is not there", part)
+			return nil, damagedf("%s belongs to a trial that does not exist", part)
 		}
 		found[number] = found[number].plus(part.sum())
 		return &trials[i], nil

@@ -134,7 +134,7 @@ func checkTrash(trash string) error {
 	info, err := os.Lstat(trash)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := canWrite(filepath.Dir(trash)); err != nil {
-			return fmt.Errorf("the trash, %s, cannot be made: %w%s", trash, err, whose(err, filepath.Dir(trash)))
+			return fmt.Errorf("the trash, %s, cannot be created: %w%s", trash, err, whose(err, filepath.Dir(trash)))
 		}
 		return nil
 	}
@@ -172,7 +172,7 @@ func discard(dir string) (to string, err error) {
 	}
 	to = filepath.Join(TrashDir, name+"-"+time.Now().UTC().Format("20060102T150405.000Z"))
 	if _, err := root.Lstat(to); err == nil {
-		return "", fmt.Errorf("%s is there already; try again", to)
+		return "", fmt.Errorf("%s already exists; try again", to)
 	}
 	if err := root.Rename(name, to); err != nil {
 		return "", err

@@ -287,7 +287,7 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 	for _, n := range all[1:] {
 		try(t, os.Remove(filepath.Join(dir, n.file())))
 	}
-	const remedy = "`tuner run` publishes the study again if its database is whole"
+	const remedy = "`tuner run` publishes the study again if its database is undamaged"
 	_, err := Export(t.Context(), dir, path)
 	wantUnusable(t, err, "read "+newest, remedy)
 	_, err = readThroughEach(dir)

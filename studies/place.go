@@ -13,7 +13,7 @@ func CheckDir(dir string) error {
 	case err == nil && !info.IsDir():
 		return unusablef("%s is a file, but a study is a directory; move the file away, or choose another study or --root", dir)
 	case errors.Is(err, unix.ENOTDIR):
-		return unusablef("%s cannot exist: a file stands where its path has a directory; choose another study or --root", dir)
+		return unusablef("%s cannot exist: a part of its path is a file, not a directory; choose another study or --root", dir)
 	}
 	return checkLink(dir)
 }

@@ -46,7 +46,7 @@ func explainToReader(dir string, err error) error {
 	case errors.Is(err, errNone):
 		return missing(dir)
 	case err != nil && (isDamage(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile)):
-		err = fmt.Errorf("%w; no older snapshot can be read either: `tuner run` publishes the study again if its database is whole", err)
+		err = fmt.Errorf("%w; no older snapshot can be read either: `tuner run` publishes the study again if its database is undamaged", err)
 	}
 	return markUnusable(err)
 }
@@ -156,7 +156,7 @@ func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) 
 // missing returns the error for a directory without a snapshot. It says why there is none, and names similar studies.
 func missing(dir string) error {
 	if isStudy(dir) {
-		return fmt.Errorf("study %s has no snapshot yet: its first run was killed while it began, or they were removed; run it again", dir)
+		return fmt.Errorf("study %s has no snapshot yet: its first run was killed while it began, or its snapshots were removed; run it again", dir)
 	}
 	root, name := filepath.Split(filepath.Clean(dir))
 	names, err := List(root)

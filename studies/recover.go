@@ -41,7 +41,7 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 		err = sameStudy(s.db, published)
 	}
 	if err == nil && s.commits < acknowledged {
-		err = fmt.Errorf("%w: of %d commits %d are left", fence.ErrLost, acknowledged, s.commits)
+		err = fmt.Errorf("%w: of %d commits only %d are left", fence.ErrLost, acknowledged, s.commits)
 	}
 	if err == nil {
 		return s.commits, nil
@@ -64,7 +64,7 @@ func sameStudy(db *sql.DB, published Study) error {
 	var id string
 	err := db.QueryRow(`SELECT id FROM studies`).Scan(&id)
 	if err == nil && id != published.ID {
-		err = damagedf("it holds another study than the published one, %s and not %s", id, published.ID)
+		err = damagedf("it holds another study than the published one: %s, not %s", id, published.ID)
 	}
 	return err
 }
@@ -153,7 +153,7 @@ func (s *Store) offerBackup(acknowledged int64) string {
 	if backup, found := newestBackup(s.dir, s.path); found {
 		return backup.offer(acknowledged)
 	}
-	return ", and no whole copy in an older epoch: restore the study's directory from a backup, or begin the study under another name"
+	return ", and no undamaged copy in an older epoch: restore the study's directory from a backup, or begin the study under another name"
 }
 
 // offer says how to continue from a snapshot, and how many commits would be lost.
@@ -189,7 +189,7 @@ func (s *Store) restore(why error, name snapshot, study Study, acknowledged int6
 		return 0, err
 	}
 	if _, err := checkDatabase(s.db); err != nil {
-		return 0, errors.Join(why, fmt.Errorf("%s is of no use either: %w", name.file(), err))
+		return 0, errors.Join(why, fmt.Errorf("%s cannot be used either: %w", name.file(), err))
 	}
 	s.commits = max(acknowledged, study.Commits)
 	s.Restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)

@@ -110,7 +110,7 @@ func TestOlderDatabase(t *testing.T) {
 	try(t, s.Record(0, aProbe(0, 2)), s.Close())
 	try(t, os.WriteFile(database(t, dir), old, 0o644))
 	_, _, err = Open(context.Background(), dir, llama, Options{})
-	wantUnusable(t, err, "the disk lost what it had stored: of 4 commits 2 are left")
+	wantUnusable(t, err, "the disk lost what it had stored: of 4 commits only 2 are left")
 	if !errors.Is(err, fence.ErrLost) {
 		t.Errorf("%v does not wrap ErrLost", err)
 	}

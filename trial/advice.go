@@ -71,7 +71,7 @@ const nearRate = 0.03
 // Advise returns the rate to run a server at. It is margin (0 to 1) times the lower end of the capacity's interval.
 // Without an interval it is margin times the highest rate that passed. The advice names the nearest probe within 3 % of
 // that rate. If there is none, it names the nearest higher probe that passed. The lower, advised rate can have higher
-// latencies than that probe only by chance. ok is false if no rate passed with the load generator in time.
+// latencies than that probe only by chance. ok is false if no rate passed with the load generator on time.
 func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok bool) {
 	if !c.Met() {
 		return a, false
@@ -110,7 +110,7 @@ func (a Advice) String() string {
 	text := fmt.Sprintf("%s req/s = %g × %s, %s; ", render.Number(a.Rate), a.Margin, render.Number(a.Of), of)
 	switch {
 	case a.At == 0:
-		return text + "no probe at or above it passed"
+		return text + "no probe at or above this rate passed"
 	case !a.Kept:
 		return text + fmt.Sprintf("but %s req/s failed: %s", render.Number(a.At), ReadingsText(a.Measured))
 	case a.Near():

@@ -101,11 +101,11 @@ func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown 
 	switch {
 	case c.protocol == Carried:
 	case after.PrefixQueries < before.PrefixQueries:
-		c.wrong = "the server's counters went back: it was started anew, and its prefix cache was empty"
+		c.wrong = "the server's counters went back: the server was restarted, and its prefix cache was empty"
 	case p.HitRate < 0:
-		unknown = "the server tells no hit rate"
+		unknown = "the server does not report its hit rate"
 	case c.recall == nil:
-		unknown = "the server does not tell the size of its KV cache"
+		unknown = "the server does not report the size of its KV cache"
 	case p.Preemptions > 0 || p.Measurement.Failed > 0 || p.Stopped && c.protocol == Reset:
 	default:
 		c.wrong = c.compare(p.HitRate)
@@ -127,8 +127,8 @@ func (c *prefixCache) compare(hitRate float64) string {
 		return fmt.Sprintf("the prefix cache was not empty when the probe began: hit rate %.1f %%, but its requests share only %.1f %% of "+
 			"their prompts with one another", 100*hitRate, 100*empty)
 	case c.protocol != Reset && !alike && hitRate < middle:
-		return fmt.Sprintf("the prefix cache had lost what it held: hit rate %.1f %%; a cache that was carried on would have reached %.1f %%, "+
-			"an empty one %.1f %%", 100*hitRate, 100*carried, 100*empty)
+		return fmt.Sprintf("the prefix cache had lost its content: hit rate %.1f %%; a cache kept from the previous probe would have reached %.1f %%, "+
+			"an empty cache %.1f %%", 100*hitRate, 100*carried, 100*empty)
 	}
 	return ""
 }

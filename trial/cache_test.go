@@ -48,13 +48,13 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 	}{
 		{"a carried cache", Primed, &stub{}, 0, "", "", ""},
 		{"an emptied cache", Reset, &stub{}, 0, "", "", ""},
-		{"lost once", Primed, &stub{lost: lostIn(firstProbe)}, 1, "measured again, because the prefix cache had lost what it held", "", ""},
+		{"lost once", Primed, &stub{lost: lostIn(firstProbe)}, 1, "measured again, because the prefix cache had lost its content", "", ""},
 		{"lost again", Primed, &stub{lost: lostIn(firstProbe, firstProbe+1)}, 1, "measured again, and again the prefix cache had lost", "", ""},
 		{"lost every time is repeated once in the trial", Primed, &stub{lost: func(run int) bool { return run >= firstProbe }}, 1,
 			"measured again, and again the prefix cache had lost", "the prefix cache had lost", ""},
 		{"a restart behind our back", Primed, &stub{restarted: firstProbe}, 1, "because the server's counters went back", "", ""},
 		{"a reset that did not happen", Reset, &stub{deaf: true}, 1, "measured again, and again the prefix cache was not empty", "was not empty", ""},
-		{"counters that say nothing", Primed, &stub{mute: true}, 0, "", "", "the state of the prefix cache was not verified: the server tells no hit rate"},
+		{"counters that say nothing", Primed, &stub{mute: true}, 0, "", "", "the state of the prefix cache was not verified: the server does not report its hit rate"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			s := row.server

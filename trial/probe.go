@@ -87,7 +87,7 @@ func (s *session) judged(seq int, o offer, run bench.Run) (Probe, error) {
 	}
 	verdict := s.runner.SLO.Judge(run.Samples, o.planned, run.Elapsed)
 	if run.Stalled > 0 && !verdict.Pass && verdict.ClientLimited == "" {
-		verdict.ClientLimited = fmt.Sprintf("the tuner itself stood still for %.1f s", run.Stalled.Seconds())
+		verdict.ClientLimited = fmt.Sprintf("the tuner itself stalled for %.1f s", run.Stalled.Seconds())
 	}
 	return Probe{
 		Seq: seq, Rate: o.Rate, Streams: o.Streams, Stopped: run.Stopped, Attempt: s.task.Attempt,
@@ -103,7 +103,7 @@ func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
 		}
 	}
 	if run.Broken > 0 {
-		return fmt.Sprintf("%d of %d uncounted requests failed, the first: %s", run.Broken, run.Others, run.BrokenDetail)
+		return fmt.Sprintf("%d of %d uncounted requests failed; first error: %s", run.Broken, run.Others, run.BrokenDetail)
 	}
 	if v.ClientLimited != "" {
 		return "client-limited: " + v.ClientLimited

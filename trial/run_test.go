@@ -426,9 +426,9 @@ func TestAHangIsNoBrokenLimit(t *testing.T) {
 		class serverctl.Class // empty if the server was only slow and its probe counts
 		says  string
 	}{
-		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no request was completed under load, nor was one more within 3 s"},
+		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no request was completed under load, and a single request afterwards was not completed within 3 s"},
 		{"the first token of each, and no more", &stub{says: bench.TimedOut, begins: true}, serverctl.Hang, "no request was completed under load"},
-		{"nothing but failures", &stub{says: bench.Status}, serverctl.CrashLoad, "no request was completed, and one more failed too: http-status"},
+		{"nothing but failures", &stub{says: bench.Status}, serverctl.CrashLoad, "no request was completed, and a single request sent afterwards failed too: http-status"},
 		{"a token after all", &stub{wakes: 4}, "", ""},
 	} {
 		s := row.stub

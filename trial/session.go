@@ -166,9 +166,9 @@ func (s *session) alive(ctx context.Context, run bench.Run) error {
 		case sample.OK():
 			return s.idle(ctx)
 		case sample.Failure != "" && sample.Failure != bench.TimedOut && sample.Failure != bench.NeverFinished:
-			return useless(ctx, s.server, fmt.Sprintf("no request was completed, and one more failed too: %s: %s", sample.Failure, sample.Detail))
+			return useless(ctx, s.server, fmt.Sprintf("no request was completed, and a single request sent afterwards failed too: %s: %s", sample.Failure, sample.Detail))
 		}
 	}
 	return AwaitDeath(ctx, s.server, &serverctl.ExitError{Class: serverctl.Hang, Cause: serverctl.NoToken, Code: -1,
-		Evidence: fmt.Sprintf("no request was completed under load, nor was one more within %.0f s", last.Elapsed.Seconds())})
+		Evidence: fmt.Sprintf("no request was completed under load, and a single request afterwards was not completed within %.0f s", last.Elapsed.Seconds())})
 }

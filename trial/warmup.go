@@ -180,7 +180,7 @@ func (w warmUp) primeUntilSteady(ctx context.Context, n int, perSecond float64) 
 	}
 	kvTokens := float64(w.result.Facts.KVCacheTokens)
 	if kvTokens == 0 {
-		w.note("the size of the KV cache is not known: it was primed until the hit rate stood still, full or not")
+		w.note("the size of the KV cache is not known: it was primed until the hit rate stopped changing, and may not be full")
 	}
 	before, lastRate := start, math.Inf(1)
 	for piece := range maxPrimePieces {
@@ -198,7 +198,7 @@ func (w warmUp) primeUntilSteady(ctx context.Context, n int, perSecond float64) 
 		}
 		before, lastRate = now, rate
 	}
-	w.note("the prefix-cache hit rate still moved after %d requests of priming", n*maxPrimePieces)
+	w.note("the prefix-cache hit rate still changed after %d requests of priming", n*maxPrimePieces)
 	return nil
 }
 

@@ -87,14 +87,14 @@ func (w *worstCase) survive(ctx context.Context) error {
 	if err = explain(ctx, w.server, err); err != nil {
 		if exit, ok := errors.AsType[*serverctl.ExitError](err); ok {
 			died := *exit
-			died.Evidence = join(died.Evidence, "it had lived through its search, and died under "+what)
+			died.Evidence = join(died.Evidence, "it had survived its search, and died under "+what)
 			return &died
 		}
 		return err
 	}
 	text := fmt.Sprintf("the server survived %s after the search", what)
 	if series != nil && len(series.Running) > 0 {
-		text += fmt.Sprintf(", %.0f of which were seen to run at a time", slices.Max(series.Running))
+		text += fmt.Sprintf(", at most %.0f of which were seen to run at the same time", slices.Max(series.Running))
 	}
 	if run.Stopped {
 		text += fmt.Sprintf(", not all answered within %s", worstLimit)

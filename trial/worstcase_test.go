@@ -51,7 +51,7 @@ func TestAServerThatDiesInTheWorstCaseIsInfeasible(t *testing.T) {
 	// The warm-up has two loads and the search four, so the seventh load is the worst case.
 	_, result := trialOf(t, &stub{capacity: 4.8, dieAt: 7}, Reset, func(r *Runner) { r.WorstCase = true })
 	if result.Outcome != Infeasible || result.Class != serverctl.OOMLoad || result.Capacity.Met() ||
-		!strings.Contains(result.Evidence, "CUDA out of memory; it had lived through its search, and died under 79 requests at once") {
+		!strings.Contains(result.Evidence, "CUDA out of memory; it had survived its search, and died under 79 requests at once") {
 		t.Errorf("result %+v, want an infeasible point with the server's last words", result)
 	}
 }

@@ -103,7 +103,7 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 // available again after the repair.
 func TestABrokenMachineAndASmallBudget(t *testing.T) {
 	crash := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: no GPU"}
-	for budget, says := range map[int]string{1: "the only server died in its start", 2: "each of the first 2 servers died with the same message"} {
+	for budget, says := range map[int]string{1: "the only server died during its start", 2: "each of the first 2 servers died with the same message"} {
 		store := open(t, t.TempDir())
 		s := coarse(study(t, store, trial.Primed, budget))
 		starts := dying(s, forEver, always(crash))

@@ -42,5 +42,5 @@ func (l *lateness) tooLate() error {
 	if l.probes < minProbes || 2*l.limited <= l.probes {
 		return nil
 	}
-	return fmt.Errorf("%w: it decided %d of %d probes; at %.4g req/s %s", ErrClientLimited, l.limited, l.probes, l.worst.Rate, l.worst.Verdict.ClientLimited)
+	return fmt.Errorf("%w: the generator's delay decided the verdicts of %d of %d probes; at %.4g req/s %s", ErrClientLimited, l.limited, l.probes, l.worst.Rate, l.worst.Verdict.ClientLimited)
 }

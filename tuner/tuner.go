@@ -205,13 +205,13 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // each Run tries SameWords trials again, because the points may have been the reason
 		return End{}, diedAlike(study)
 	case s.unknownInRow >= maxUnknown:
-		return End{}, nothingStarts(study, "the last %d trials failed, and not by their flags", s.unknownInRow)
+		return End{}, nothingStarts(study, "the last %d trials failed for other reasons than their flags", s.unknownInRow)
 	case done >= maxInfeasible && infeasible == done && done < s.Budget.Trials:
 		return End{}, nothingStarts(study, "none of the first %d points is feasible", done)
 	case done >= s.Budget.Trials && studies.AllDiedAlike(study.Trials): // the budget has fewer trials than SameWords
 		return End{}, diedAlike(study)
 	case done >= s.Budget.Trials && done > 0 && len(study.Present().Trials) == 0:
-		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the new one", Spent: true}, nil
+		return End{Why: "budget.trials was used up before the world changed: raise it to measure in the new world", Spent: true}, nil
 	case done >= s.Budget.Trials:
 		return End{Why: "budget.trials is used up"}, nil
 	case s.Budget.GPUTime > 0 && spent(study) >= s.Budget.GPUTime:
@@ -234,7 +234,7 @@ func diedAlike(study studies.Study) error {
 	n := len(study.Trials)
 	study.Trials[n-1].Result.Cause = serverctl.SameWords
 	if n == 1 {
-		return nothingStarts(study, "the only server died in its start")
+		return nothingStarts(study, "the only server died during its start")
 	}
 	return nothingStarts(study, "each of the first %d servers died with the same message", n)
 }

@@ -42,7 +42,7 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"a hit rate for random", Spec{Kind: "random", HitPercent: 50}, "", []string{"does not use hit percent: leave it out, or use kind shared-prefix"}},
 		{"no hit rate", Spec{Kind: "shared-prefix"}, "", []string{"needs the hit percent"}},
 		{"all shared", Spec{Kind: "shared-prefix", HitPercent: 100}, "", []string{"hit percent 100 is outside (0, 100)"}},
-		{"a repetition without end", Spec{Kind: "random", Repeat: Salt}, "", []string{"workload random is endless and never repeats: leave out repeat, or set requests"}},
+		{"a repetition without end", Spec{Kind: "random", Repeat: Salt}, "", []string{"workload random is endless, so repeat has no effect: leave repeat out, or set requests"}},
 		{"a repetition of conversations without end", Spec{Kind: "production", Repeat: Salt}, "", []string{"does not use repeat"}},
 		{"an unknown repetition", Spec{Kind: "phase1", Repeat: "sald"}, "", []string{`unknown repeat "sald": did you mean "salt"?`}},
 		{"an unknown output", Spec{Kind: "phase1", Output: "nature"}, "", []string{`unknown output "nature": did you mean "natural"?`}},

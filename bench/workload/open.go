@@ -158,7 +158,7 @@ func (s Spec) checkUse() error {
 	case s.Kind == "shared-prefix" && s.HitPercent == 0:
 		return fmt.Errorf("workload shared-prefix needs the hit percent: the percentage of each prompt that others share")
 	case s.Repeat != "" && slices.Contains(drawnKinds, s.Kind) && s.Requests == 0:
-		return fmt.Errorf("workload %s is endless and never repeats: leave out repeat, or set requests", s.Kind)
+		return fmt.Errorf("workload %s is endless, so repeat has no effect: leave repeat out, or set requests", s.Kind)
 	}
 	return nil
 }

@@ -43,5 +43,5 @@ func Enough(source Source, n int) error {
 	if populationOf(source).repeat != ErrorEnded || n <= source.Len() {
 		return nil
 	}
-	return fmt.Errorf("%s: the run needs %d requests, so some would repeat, which repeat: error forbids: use a shorter window, a larger file or repeat: salt", source.Name(), n)
+	return fmt.Errorf("%s: the run needs %d requests, more than the file has, and `repeat: error` forbids reuse: use a shorter window, a larger file or `repeat: salt`", source.Name(), n)
 }

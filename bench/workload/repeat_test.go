@@ -83,7 +83,7 @@ func TestARunMayNeedMoreRequestsThanThereAre(t *testing.T) {
 		if (err != nil) != test.refused {
 			t.Errorf("%s: Enough() = %v", test.name, err)
 		}
-		if err != nil && !strings.Contains(err.Error(), "jsonl questions.jsonl (60 requests): the run needs 70 requests, so some would repeat") {
+		if err != nil && !strings.Contains(err.Error(), "jsonl questions.jsonl (60 requests): the run needs 70 requests, more than the file has, and `repeat: error` forbids reuse") {
 			t.Errorf("%s: Enough() = %v", test.name, err)
 		}
 	}

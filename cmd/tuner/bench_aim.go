@@ -66,7 +66,7 @@ func checkBenchFlags(c *cli.Context) error {
 		{c.Bool("live") && c.IsSet("slo"), "--live cannot be scored: users who wait for slow answers lower the load by themselves; leave out --slo (--goodput counts without a verdict)"},
 		{c.IsSet("input-tokens") && c.Int("input-tokens") < 1, "--input-tokens: must be at least 1"},
 		{c.IsSet("output-tokens") && c.Int("output-tokens") < 1, "--output-tokens: must be at least 1"},
-		{c.Bool("rescale") && c.IsSet("concurrency"), "--rescale is for a rate"},
+		{c.Bool("rescale") && c.IsSet("concurrency"), "--rescale needs --rate"},
 	} {
 		if row.wrong {
 			return usage("%s", row.says)
@@ -107,7 +107,7 @@ func planRuns(c *cli.Context, b *loadtest.Bench) error {
 	case len(given) == 0:
 		return usage("bench needs --rate or --concurrency; see `tuner bench --help`")
 	case len(given) > 1:
-		return usage("%s: take one of them; for a rate with at most N in flight write --max-concurrency N", strings.Join(given, " and "))
+		return usage("%s: give only one of them; for a rate with at most N in flight write --max-concurrency N", strings.Join(given, " and "))
 	case len(rates)+len(streams) > maxRuns:
 		return usage("the flags ask for %d runs, and at most %d are allowed; leave some loads out", len(rates)+len(streams), maxRuns)
 	case c.IsSet("ramp-up"):

@@ -165,7 +165,7 @@ func TestASearchTellsAHangFromABrokenLimit(t *testing.T) {
 	defer server.Close()
 	stdout, stderr, code := inProcess(t, "bench", "--url", server.URL, "--find-capacity", "--rate", "100", "--requests", "100", "--seconds", "2", "--lead-in", "0s",
 		"--no-prime", "--slo", "p99 ttft <= 300ms", "--input-tokens", "8", "--output-tokens", "3", "--idle-timeout", "1s")
-	if code != exitFailed || !strings.Contains(stderr, "100 req/s: no request was completed, and then the server failed one request alone") {
+	if code != exitFailed || !strings.Contains(stderr, "100 req/s: no request was completed, and then a single request failed too") {
 		t.Errorf("code %d, want %d and a message that the server hangs:\n%s%s", code, exitFailed, stdout, stderr)
 	}
 }

@@ -47,9 +47,9 @@ func benchServerFlags() []benchFlag {
 		{&cli.BoolFlag{Name: "insecure"}, "", "do not check the server's certificate"},
 		{&cli.StringFlag{Name: "proxy"}, "URL", "HTTP proxy; HTTP_PROXY and the like are not used"},
 		{&cli.DurationFlag{Name: "idle-timeout", Value: time.Minute}, "TIME",
-			"a request fails after this time without a byte (1m)"},
+			"a request fails if no byte comes for this long (1m)"},
 		{&cli.DurationFlag{Name: "answer-limit", Value: 10 * time.Minute}, "TIME",
-			"a request fails after this time in all; a run ends this time after its last request was due (10m)"},
+			"a request fails if it takes longer than this; a run ends this long after its last request was due (10m)"},
 	}
 }
 
@@ -72,7 +72,7 @@ func benchWorkloadFlags() []benchFlag {
 		{&cli.IntFlag{Name: "vocab-size"}, "N", "token ids are below N"},
 		{&cli.StringFlag{Name: "repeat"}, "salt|error",
 			"a file shorter than the run is repeated with a salt, or refused (default: repeated unchanged)"},
-		{&cli.BoolFlag{Name: "skip-bad-rows"}, "", "count bad rows of a file instead of refusing it"},
+		{&cli.BoolFlag{Name: "skip-bad-rows"}, "", "skip and count bad rows of a file instead of refusing the file"},
 		{&cli.BoolFlag{Name: "natural"}, "", "let the model end its answers; such runs are not comparable"},
 		{&cli.Uint64Flag{Name: "seed", Value: 1}, "N", "seed of requests and arrivals (1)"},
 	}
@@ -83,7 +83,7 @@ func benchLoadFlags() []benchFlag {
 	return []benchFlag{
 		{&cli.StringSliceFlag{Name: "rate"}, "R,…", "open loop: requests per second; also FROM:TO:STEP"},
 		{&cli.StringSliceFlag{Name: "concurrency"}, "N,…", "closed loop: N requests are always in flight"},
-		{&cli.IntFlag{Name: "max-concurrency"}, "N", "with --rate: at most N in flight; more wait here"},
+		{&cli.IntFlag{Name: "max-concurrency"}, "N", "with --rate: at most N in flight; the others wait in the client"},
 		{&cli.StringFlag{Name: "arrivals", Value: "poisson"}, "KIND",
 			"poisson (default) or constant; trace: gaps from a file, scaled to the rate; replay: times as in the file"},
 		{&cli.Float64Flag{Name: "burstiness", Value: 1}, "B", "gamma arrivals; 1 is Poisson, larger is smoother (1)"},
@@ -98,7 +98,7 @@ func benchLoadFlags() []benchFlag {
 		{&cli.DurationFlag{Name: "think-time", Value: 5 * time.Second}, "TIME", "mean pause before the next turn (5s)"},
 		{&cli.IntFlag{Name: "requests"}, "N",
 			"count at least N requests (300; in a closed loop 10 for each stream and at least 30)"},
-		{&cli.Float64Flag{Name: "seconds"}, "S", "and count for at least S seconds"},
+		{&cli.Float64Flag{Name: "seconds"}, "S", "count requests for at least S seconds"},
 		{&cli.DurationFlag{Name: "lead-in", Value: 5 * time.Second}, "TIME",
 			"load before the counted window (5s; in a search 4 times the longest answer within the SLO, 60s to 5m; " +
 				"with --reset-cache 2 times, 30s to 2m30s)"},
@@ -114,9 +114,9 @@ func benchReportFlags() []benchFlag {
 	return []benchFlag{
 		{&cli.StringSliceFlag{Name: "slo"}, "LIMIT,…",
 			"judge each run by limits such as 'p99 ttft <= 1000ms'; exit code 4 when no run keeps them"},
-		{&cli.StringSliceFlag{Name: "goodput"}, "M:MS,…", "limits in ms, as vllm bench serve: ttft:1000 tpot:50"},
+		{&cli.StringSliceFlag{Name: "goodput"}, "M:MS,…", "limits in ms, as in vllm bench serve: ttft:1000 tpot:50"},
 		{&cli.BoolFlag{Name: "find-capacity"}, "",
-			"search the highest rate that keeps --slo, beginning at --rate; print it with its 95 % interval and a " +
+			"search for the highest rate that keeps --slo, beginning at --rate; print it with its 95 % interval and a " +
 				"rate to run at; a run takes 2m without --seconds or --requests"},
 		{&cli.Float64Flag{Name: "tolerance", Value: 0.2}, "T",
 			"narrow the search until the lowest failing rate is at most 1+T times the highest passing one (0.2)"},

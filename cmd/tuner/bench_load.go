@@ -41,7 +41,7 @@ func newBenchLoad(c *cli.Context) (loadtest.Load, error) {
 	case c.Int("input-tokens") > maxTokens || c.Int("output-tokens") > maxTokens:
 		return l, usage("--input-tokens and --output-tokens: at most %d", maxTokens)
 	case l.Rescale && (c.IsSet("seconds") || c.IsSet("lead-in") && l.LeadIn > 0):
-		return l, usage("--rescale sends --requests N alone, as vllm bench serve does; leave out --seconds and --lead-in")
+		return l, usage("--rescale sends exactly --requests N, as vllm bench serve does; leave out --seconds and --lead-in")
 	default:
 		l.Window = time.Duration(seconds * float64(time.Second))
 	}

@@ -80,7 +80,7 @@ func checkSearchFlags(c *cli.Context, b *loadtest.Bench, rates []float64) error 
 	case c.Duration("budget") <= 0:
 		return usage("--budget %s: must be above 0; write a time such as 30m", c.Duration("budget"))
 	case !(margin > 0 && margin <= 1):
-		return usage("--margin %g: must be above 0 and at most 1; the advised rate is this part of the capacity's lower end", margin)
+		return usage("--margin %g: must be above 0 and at most 1; the advised rate is this fraction of the lower end of the capacity's interval", margin)
 	case !(highest >= minRate && highest <= maxRate):
 		return usage("--max-rate %g: must be at least %g and at most %d", highest, minRate, maxRate)
 	case c.Bool("no-prime") && b.ResetCache:

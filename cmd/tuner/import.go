@@ -162,7 +162,7 @@ func storePriors(ctx context.Context, dir string, begun studies.New, takeover ti
 		return errImportEnded
 	}
 	if errors.Is(err, studies.ErrWorldChanged) {
-		return fmt.Errorf("%w\ntuner import has no --accept-drift: bring the old values back, accept the change with `tuner run`, or import into a study with another name", err)
+		return fmt.Errorf("%w\ntuner import has no --accept-drift: restore the old values, accept the change with `tuner run`, or import into a study with another name", err)
 	}
 	if err != nil {
 		return err

@@ -45,11 +45,11 @@ func TestALogIsFollowedUntilItsTrialIsDone(t *testing.T) {
 	t.Parallel()
 	root, store := aLiveStudy(t)
 	missing := exec.CommandContext(t.Context(), tunerPath(t), "logs", "small", "0", "--root", root)
-	if out, err := missing.CombinedOutput(); missing.ProcessState.ExitCode() != exitFailed || !strings.Contains(string(out), "its server is not started yet; -f waits for it") {
+	if out, err := missing.CombinedOutput(); missing.ProcessState.ExitCode() != exitFailed || !strings.Contains(string(out), "its server has not started yet; -f waits for it") {
 		t.Errorf("without a log, tuner logs ends with %v and says %q; want exit code 1 and the reason", err, out)
 	}
 	f := follow(t, root)
-	const waiting = "waiting for the log of trial 0: its server is not started yet\n"
+	const waiting = "waiting for the log of trial 0: its server has not started yet\n"
 	f.waitFor(t, waiting)
 	log := logs.Create(store.Dir(), 0)
 	for i := range 2 {

@@ -40,7 +40,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 		{name: "an unknown flag", file: strings.NewReplacer(unweighted, whole, "gpu: none", "gpu: none, args: [--max-num-sex, \"3\"]").Replace(real), want: "max-num-sex", code: exitUsage},
 		{name: "the root is a file", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.WriteFile(filepath.Dir(dir), nil, 0o644))
-		}, want: "a file stands where its path has a directory", code: exitUsage},
+		}, want: "a part of its path is a file, not a directory", code: exitUsage},
 		{name: "a record that cannot be read", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, live.RecordFile), []byte("no record"), 0o644))
 		}, want: "names the server that a killed run may have left", code: exitUsage},
@@ -55,7 +55,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 		}, want: "another tuner owns this study", code: exitOwned},
 		{name: "too few requests", file: simulated, edit: func(text string) string {
 			return strings.Replace(text, "kind: random, requests: 200", "kind: random, requests: 20, repeat: error", 1)
-		}, want: "repeat: error forbids", code: exitUsage},
+		}, want: "`repeat: error` forbids reuse", code: exitUsage},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			root := filepath.Join(t.TempDir(), "root")

@@ -157,7 +157,7 @@ func warnings(w io.Writer) plan.Say {
 func reclaim(dir, killed string, w io.Writer) error {
 	left, err := live.Reclaim(dir)
 	if left > 0 {
-		fmt.Fprintf(w, "ended %s of a server that a killed %s had left\n", render.Count(left, "process"), killed)
+		fmt.Fprintf(w, "stopped %s of a server that a killed %s had left behind\n", render.Count(left, "process"), killed)
 	}
 	return err
 }
@@ -242,7 +242,7 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 		return trial.ErrInterrupted
 	case err != nil && !isUsers:
 		// A wrapper around the server may not know --help=all. Then a wrong flag costs one failed start.
-		render.Warn(o.stderr, "the flags are not checked, so a wrong one costs a failed start: %v", err)
+		render.Warn(o.stderr, "the flags are not checked, so a start fails if one of them is wrong: %v", err)
 		return nil
 	}
 	return err

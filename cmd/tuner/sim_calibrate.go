@@ -135,9 +135,9 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	}
 	switch {
 	case file.Load.Driver == studyfile.VLLMBench:
-		return in, usage("study %s was measured by vllm bench serve, whose lead-in and end a replay cannot repeat; calibrate to a study with load: {driver: tuner}", study.Name)
+		return in, usage("study %s was measured by vllm bench serve, and a replay cannot repeat its lead-in and end; calibrate to a study with load: {driver: tuner}", study.Name)
 	case file.Workload.Output == workload.Natural:
-		return in, usage("study %s let the model choose the length of its answers (output: natural), which a replay does not know; calibrate to a study with output: pinned", study.Name)
+		return in, usage("study %s let the model choose the lengths of its answers (output: natural), and a replay cannot know these lengths; calibrate to a study with output: pinned", study.Name)
 	}
 	p, err := plan.OpenWorkload(file)
 	if err != nil {
@@ -148,7 +148,7 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 		return in, usageError{err}
 	}
 	if was := study.World[plan.Dataset]; was != "" && world[plan.Dataset] != was {
-		return in, usage("%s has changed since study %s was measured; bring the old file back", file.WorkloadSpec().Path, study.Name)
+		return in, usage("%s has changed since study %s was measured; restore the old file", file.WorkloadSpec().Path, study.Name)
 	}
 	profile, err := sim.LoadProfile(cmp.Or(from, file.Server.Simulate, defaultProfile))
 	if err != nil {

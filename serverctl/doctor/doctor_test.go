@@ -71,9 +71,9 @@ func TestText(t *testing.T) {
 		{"troubles", fixedSource{gpus: []gpu.GPU{h200(0), busy, lost, divided}}, tight, -1, false},
 		{"no_gpu", fixedSource{err: fmt.Errorf("%w: there is no nvidia-smi in PATH", gpu.ErrNone)}, gpuPod(8), -1, true},
 		{"no_gpu_needed_one", fixedSource{err: fmt.Errorf("%w: there is no nvidia-smi in PATH", gpu.ErrNone)}, gpuPod(8), 1, false},
-		{"driver", fixedSource{err: &gpu.Failure{Doing: "ask nvidia-smi", Why: "exit status 18: Failed to initialize NVML: Driver/library version mismatch",
+		{"driver", fixedSource{err: &gpu.Failure{Doing: "query nvidia-smi", Why: "exit status 18: Failed to initialize NVML: Driver/library version mismatch",
 			Remedy: "the driver was updated under its loaded kernel module: reboot the node, or load the module anew"}}, gpuPod(8), -1, false},
-		{"driver_not_needed", fixedSource{err: &gpu.Failure{Doing: "ask nvidia-smi", Why: "signal: killed"}}, gpuPod(8), 0, true},
+		{"driver_not_needed", fixedSource{err: &gpu.Failure{Doing: "query nvidia-smi", Why: "signal: killed"}}, gpuPod(8), 0, true},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			r := Examine(t.Context(), Examination{
@@ -118,9 +118,9 @@ func TestExamineListsTheGPUsThatTheServerWillSee(t *testing.T) {
 func TestExamineReportsAnInterruptedSource(t *testing.T) {
 	why := errors.New("interrupted")
 	r := Examine(t.Context(), Examination{
-		Need: host.Need{GPUs: -1}, Source: fixedSource{err: fmt.Errorf("ask nvidia-smi: %w", why)}, Machine: gpuPod(8), Lookup: unset,
+		Need: host.Need{GPUs: -1}, Source: fixedSource{err: fmt.Errorf("query nvidia-smi: %w", why)}, Machine: gpuPod(8), Lookup: unset,
 	})
-	if r.Ready || !strings.Contains(r.Text(), "not known: ask nvidia-smi: interrupted") {
+	if r.Ready || !strings.Contains(r.Text(), "not known: query nvidia-smi: interrupted") {
 		t.Errorf("the report is %s", r.Text())
 	}
 }

@@ -43,10 +43,10 @@ func (d *DCGM) Query(ctx context.Context) (Reading, error) {
 	case cause == errTimeout:
 		err = fmt.Errorf("no answer within %v", limit)
 	case cause != nil:
-		return Reading{}, fmt.Errorf("ask the DCGM exporter: %w", cause)
+		return Reading{}, fmt.Errorf("query the DCGM exporter: %w", cause)
 	}
 	return Reading{}, &Failure{
-		Doing: "ask the DCGM exporter", Why: err.Error(), Remedy: "name the exporter of this node, such as http://NODE:9400/metrics",
+		Doing: "query the DCGM exporter", Why: err.Error(), Remedy: "name the exporter of this node, such as http://NODE:9400/metrics",
 	}
 }
 

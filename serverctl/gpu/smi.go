@@ -157,7 +157,7 @@ func (n *NvidiaSMI) abandon(ctx context.Context, c *child) error {
 		return err
 	}
 	if cause := context.Cause(ctx); cause != errTimeout {
-		return fmt.Errorf("ask %s: %w", n.program(), cause)
+		return fmt.Errorf("query %s: %w", n.program(), cause)
 	}
 	return n.failure(fmt.Sprintf("no answer within %v, so the tuner ended it", n.limit()),
 		"the driver may hang: look for NVRM and Xid in the node's kernel log (dmesg)")
@@ -191,12 +191,12 @@ func (n *NvidiaSMI) left() error {
 		return nil
 	default:
 		return n.failure(fmt.Sprintf("its process %d survives SIGKILL", c.cmd.Process.Pid),
-			"it hangs inside the driver; mostly only a reboot of the node helps")
+			"it hangs inside the driver; usually only a reboot of the node helps")
 	}
 }
 
 func (n *NvidiaSMI) failure(why, remedy string) error {
-	return &Failure{Doing: "ask " + n.program(), Why: why, Remedy: remedy}
+	return &Failure{Doing: "query " + n.program(), Why: why, Remedy: remedy}
 }
 
 // verdict returns the error for a run that has ended; nil means that its output is usable.
@@ -241,7 +241,7 @@ func remedyFor(said string) string {
 	for _, known := range []struct{ words, remedy string }{
 		{"Driver/library version mismatch", "the driver was updated under its loaded kernel module: reboot the node, or reload the module"},
 		{"NVML: Unknown Error", "the container has lost its devices (a reload of systemd does that): restart the container"},
-		{"Insufficient Permissions", "the container may not open the devices: ask for the GPU in its resources"},
+		{"Insufficient Permissions", "the container may not open the devices: request the GPU in its resources"},
 		{"GPU is lost", "the GPU has fallen off the bus: reboot the node"},
 	} {
 		if strings.Contains(said, known.words) {

@@ -186,7 +186,7 @@ func (w *watchdog) tell(o order) {
 	}
 	if err != nil {
 		w.end()
-		w.err = fmt.Errorf("tell the watchdog of a server: %w", err)
+		w.err = fmt.Errorf("register a server with the watchdog: %w", err)
 	}
 }
 

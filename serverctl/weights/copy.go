@@ -87,7 +87,7 @@ func (c copier) copy(ctx context.Context, model, to string, progress func(done, 
 		return "", report, err
 	}
 	path = filepath.Join(to, source.name())
-	const there = "a copy was there"
+	const there = "a copy was already there"
 	if source.isAt(path) {
 		report.Skipped = there
 		return path, report, nil
@@ -367,7 +367,7 @@ func (c copier) checkFree(dir string, bytes int64) error {
 		}
 	}
 	if len(others) > 0 {
-		return fmt.Errorf("%w; remove what you no longer need of %s, or choose another folder", err, strings.Join(others, ", "))
+		return fmt.Errorf("%w; remove those of %s that you no longer need, or choose another folder", err, strings.Join(others, ", "))
 	}
 	return fmt.Errorf("%w; make room, or choose another folder", err)
 }
@@ -376,7 +376,7 @@ func (c copier) checkFree(dir string, bytes int64) error {
 func freeBytes(dir string) (int64, error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
-		return 0, fmt.Errorf("ask for the free space of %s: %w", dir, err)
+		return 0, fmt.Errorf("get the free space of %s: %w", dir, err)
 	}
 	return int64(s.Bavail) * int64(s.Bsize), nil
 }

@@ -120,7 +120,7 @@ func TestACopyIsMadeOnce(t *testing.T) {
 	try(t, err)
 	again, report, err := Copy(t.Context(), model, to, func(_, _ int64) { t.Error("something was copied again") })
 	try(t, err)
-	if again != path || report.Read != 0 || report.Bytes != total || report.Skipped != "a copy was there" {
+	if again != path || report.Read != 0 || report.Bytes != total || report.Skipped != "a copy was already there" {
 		t.Errorf("the second copy is %s with the report %+v, want the first", again, report)
 	}
 	if now, err := os.Stat(path); err != nil || !os.SameFile(info, now) {
@@ -266,7 +266,7 @@ func TestACopyOfAnotherTunerIsShared(t *testing.T) {
 	try(t, err)
 	r := <-ended
 	try(t, r.err)
-	if r.report.Read != 0 || r.report.Skipped != "a copy was there, made by another tuner meanwhile" {
+	if r.report.Read != 0 || r.report.Skipped != "a copy was already there, made by another tuner meanwhile" {
 		t.Errorf("the report is %+v, want that the other's copy is shared", r.report)
 	}
 	sameFiles(t, r.path, files)
@@ -326,7 +326,7 @@ func TestTooLittleSpaceForACopy(t *testing.T) {
 		other := filepath.Join(t.TempDir(), "other")
 		write(t, other, map[string]string{"model.safetensors": string(random(3, 1<<20))})
 		_, _, err = copier{stall: time.Second, free: func(string) (int64, error) { return 64 << 20, nil }}.copy(t.Context(), other, to, nil)
-		wantError(t, err, "the copy takes 1.0 MB and must leave 67.1 MB free, but only 67.1 MB are free", "remove what you no longer need of tiny-llama-", ", tiny-llama-old, or choose another folder")
+		wantError(t, err, "the copy takes 1.0 MB and must leave 67.1 MB free, but only 67.1 MB are free", "remove those of tiny-llama-", ", tiny-llama-old that you no longer need, or choose another folder")
 	})
 	t.Run("on a small disk", func(t *testing.T) {
 		to := mount(t, "size=16m")

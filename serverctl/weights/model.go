@@ -61,7 +61,7 @@ func Files(m Model) (files []File, where string, err error) {
 	case err == nil:
 		return []File{{m.Name, info.Size()}}, filepath.Dir(m.Name), nil
 	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, fs.ErrInvalid):
-		return nil, "", fmt.Errorf("look for the model: %w", err)
+		return nil, "", fmt.Errorf("find the model: %w", err)
 	case m.Name == "" || filepath.IsAbs(m.Name) || strings.HasPrefix(m.Name, ".") || strings.HasPrefix(m.Name, "~"):
 		return nil, "", fmt.Errorf("%w: there is no %q", ErrUnknown, m.Name)
 	}
@@ -92,7 +92,7 @@ func (m Model) snapshot() (string, error) {
 	case err == nil:
 		commit = strings.TrimSpace(string(ref))
 	case !errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("look for the model: %w", err)
+		return "", fmt.Errorf("find the model: %w", err)
 	}
 	dir := filepath.Join(repo, "snapshots", commit)
 	if info, err := os.Stat(dir); !filepath.IsLocal(commit) || err != nil || !info.IsDir() {
@@ -118,7 +118,7 @@ func (m Model) hub() string {
 func weightFiles(dir string) (files []File, missing string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
-		return nil, "", fmt.Errorf("look for weights: %w", err)
+		return nil, "", fmt.Errorf("find the weights: %w", err)
 	}
 	names, index, err := choose(dir, entries)
 	if err != nil {
@@ -132,9 +132,9 @@ func weightFiles(dir string) (files []File, missing string, err error) {
 		case errors.Is(err, fs.ErrNotExist):
 			absent = append(absent, name)
 		case err != nil:
-			return nil, "", fmt.Errorf("look for weights: %w", err)
+			return nil, "", fmt.Errorf("find the weights: %w", err)
 		case !info.Mode().IsRegular():
-			return nil, "", fmt.Errorf("look for weights: %s is not a file", file)
+			return nil, "", fmt.Errorf("find the weights: %s is not a file", file)
 		default:
 			files = append(files, File{file, info.Size()})
 		}
@@ -195,18 +195,18 @@ func matches(pattern string, entries []fs.DirEntry) (names []string) {
 func readIndex(file string) ([]string, error) {
 	text, err := foreign.Read(file, 1<<30)
 	if err != nil {
-		return nil, fmt.Errorf("look for weights: %w", err)
+		return nil, fmt.Errorf("find the weights: %w", err)
 	}
 	var index struct {
 		WeightMap map[string]string `json:"weight_map"` // tensor to file
 	}
 	if err := json.Unmarshal(text, &index); err != nil {
-		return nil, fmt.Errorf("look for weights: %s: %w", file, err)
+		return nil, fmt.Errorf("find the weights: %s: %w", file, err)
 	}
 	shards := make(map[string]bool)
 	for tensor, shard := range index.WeightMap {
 		if !filepath.IsLocal(shard) {
-			return nil, fmt.Errorf("look for weights: %s: tensor %q is in %q, which is not in the model's folder", file, tensor, shard)
+			return nil, fmt.Errorf("find the weights: %s: tensor %q is in %q, which is not in the model's folder", file, tensor, shard)
 		}
 		shards[shard] = true
 	}

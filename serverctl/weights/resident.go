@@ -47,7 +47,7 @@ func residentIn(path string, offset, length int64) (n int64, err error) {
 		window := min(windowSize, end-offset)
 		pages, err := incore(f, offset, window)
 		if err != nil {
-			return 0, fmt.Errorf("ask which part of %s is in the page cache: %w", path, err)
+			return 0, fmt.Errorf("find out which part of %s is in the page cache: %w", path, err)
 		}
 		for i, state := range pages {
 			if state&1 != 0 { // the other bits are reserved
@@ -68,7 +68,7 @@ func honest(f *os.File) error {
 	const far = 1 << 30 // no page is large enough to reach this far beyond the end
 	pages, err := incore(f, (info.Size()/far+2)*far, 1)
 	if err != nil {
-		return fmt.Errorf("ask what is in the page cache: %w", err)
+		return fmt.Errorf("find out what is in the page cache: %w", err)
 	}
 	if pages[0]&1 != 0 {
 		return errHidden

@@ -176,7 +176,7 @@ func (l *Lease) Release() error {
 	case err := <-done:
 		return errors.Join(err, l.lock.Close(), l.disk.Remove(l.me.lockName()))
 	case <-time.After(patience):
-		return fmt.Errorf("give the study up: %w for %s", ErrSilent, patience)
+		return fmt.Errorf("give up the study: %w for %s", ErrSilent, patience)
 	}
 }
 

@@ -505,7 +505,7 @@ func TestMissingSlots(t *testing.T) {
 		do   func(files map[string]string, slots []string)
 		want string
 	}{
-		"all are missing":        {func(files map[string]string, slots []string) { deleteAll(files, slots) }, "slots are missing in fence: the newest is 0, and e000000000001 is there"},
+		"all are missing":        {func(files map[string]string, slots []string) { deleteAll(files, slots) }, "slots are missing in fence: the newest is 0, and e000000000001 exists"},
 		"the newest are missing": {func(files map[string]string, slots []string) { deleteAll(files, slots[2:]) }, "slots are missing in fence: the newest is 2, and e00000000000"},
 		"a slot in between is missing": {func(files map[string]string, slots []string) {
 			files[slots[len(slots)-1]] = ""

@@ -38,7 +38,7 @@ func MountOf(dir string) (Mount, error) {
 // the same point, the later mount hides the earlier.
 func innermost(path string, above []*mountinfo.Info) (Mount, error) {
 	if len(above) == 0 {
-		return Mount{}, fmt.Errorf("%s is below no mount of /proc/self/mountinfo", path)
+		return Mount{}, fmt.Errorf("no mount point in /proc/self/mountinfo contains %s", path)
 	}
 	on := above[0]
 	for _, m := range above[1:] {

@@ -211,7 +211,7 @@ func (t *takeover) readPosition(context.Context) (err error) {
 		return errAgain
 	}
 	if err == nil && epoch > t.at.Top {
-		return DamagedError(fmt.Sprintf("slots are missing in %s: the newest is %d, and %s is there; without them the newest copy of the study "+
+		return DamagedError(fmt.Sprintf("slots are missing in %s: the newest is %d, and %s exists; without the missing slots the newest copy of the study "+
 			"and its owner are unknown: restore them from a backup, or begin a study under another name and import this one (tuner import)", SlotDir, t.at.Top, EpochDir(epoch)))
 	}
 	t.slot = t.at.Top

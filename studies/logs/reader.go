@@ -52,7 +52,7 @@ func open(dir string, trial int, l limits) (*Reader, error) {
 }
 
 // ErrNoLog says that a log is not a regular file, or that the logs' directory is not a directory.
-var ErrNoLog = errors.New("it is not as a tuner leaves it: move it away")
+var ErrNoLog = errors.New("it is not what a tuner writes there: move it away")
 
 // openLog opens a regular file and refuses anything else: opening a pipe would block.
 func openLog(root *os.Root, name string) (*os.File, error) {

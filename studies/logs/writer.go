@@ -171,7 +171,7 @@ func (w *Writer) Close() error {
 		case <-w.gone:
 			w.closeErr = w.loss()
 		case <-time.After(w.limits.closing):
-			w.closeErr = fmt.Errorf("log of trial %d: %s has not taken its end within %s", w.trial, w.disk.path(), w.limits.closing)
+			w.closeErr = fmt.Errorf("log of trial %d: the end of the log was not written to %s within %s", w.trial, w.disk.path(), w.limits.closing)
 		}
 	})
 	return w.closeErr
@@ -181,9 +181,9 @@ func (w *Writer) Close() error {
 func (w *Writer) loss() error {
 	switch {
 	case w.disk.lost > 0:
-		return fmt.Errorf("log of trial %d: %s of it were left out: %w", w.trial, bytesText(w.disk.lost), cmp.Or(w.disk.first, errSlow))
+		return fmt.Errorf("log of trial %d: %s of the log were left out: %w", w.trial, bytesText(w.disk.lost), cmp.Or(w.disk.first, errSlow))
 	case w.disk.closeErr != nil:
-		return fmt.Errorf("log of trial %d: the end of it may be missing: %w", w.trial, w.disk.closeErr)
+		return fmt.Errorf("log of trial %d: the end of the log may be missing: %w", w.trial, w.disk.closeErr)
 	}
 	return nil
 }

@@ -103,7 +103,7 @@ func TestADiskThatComesBack(t *testing.T) {
 			t.Errorf("read %q, want a line about the first 10 lines, and 10-19", got)
 		}
 		err := w.Close()
-		if err == nil || !strings.Contains(err.Error(), "log of trial 0: 175 bytes of it were left out: ") || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
+		if err == nil || !strings.Contains(err.Error(), "log of trial 0: 175 bytes of the log were left out: ") || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
 			t.Errorf("Close() = %v, want how many bytes are missing, and why", err)
 		}
 		if again := w.Close(); again != err {
@@ -148,7 +148,7 @@ func TestAFullDisk(t *testing.T) {
 			!strings.HasPrefix(got[i+1], "line 009100 ") || !strings.HasPrefix(got[len(got)-2], "line 009199 ") {
 			t.Fatalf("read %d lines, and line %d is %q; want a line about left-out bytes, then lines 9100 to 9199", len(got), i, got[max(0, i)])
 		}
-		if err := w.Close(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), " kB of it were left out: ") {
+		if err := w.Close(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), " kB of the log were left out: ") {
 			t.Errorf("Close() = %v, want how many bytes are missing, and why", err)
 		}
 	})
@@ -186,7 +186,7 @@ func TestADiskThatHangs(t *testing.T) {
 	if took := time.Since(began); took < hasty.patience || took > 10*hasty.patience { // if each Write waited, they would take 48 times the patience
 		t.Errorf("the writes took %s, want %s, for which one of them waits", took, hasty.patience)
 	}
-	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "has not taken its end within 200ms") {
+	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "the end of the log was not written to ") || !strings.Contains(err.Error(), " within 200ms") {
 		t.Errorf("Close() = %v, want that the disk has not taken the end", err)
 	}
 

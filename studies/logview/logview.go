@@ -80,7 +80,7 @@ func (v *View) open(ctx context.Context) (*logs.Reader, error) {
 			return log, err
 		}
 		if !waiting {
-			fmt.Fprintf(v.Notes, "waiting for the log of trial %d: its server is not started yet\n", v.Trial.Number)
+			fmt.Fprintf(v.Notes, "waiting for the log of trial %d: its server has not started yet\n", v.Trial.Number)
 		}
 		if err := v.refresh(ctx); err != nil {
 			return nil, err
@@ -137,7 +137,7 @@ func (v *View) explain() error {
 	case v.complete():
 		why += "the study ended before its server was started"
 	default:
-		why += "its server is not started yet; -f waits for it"
+		why += "its server has not started yet; -f waits for it"
 	}
 	tail := v.Trial.Result.Tail
 	switch {

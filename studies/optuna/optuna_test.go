@@ -246,7 +246,7 @@ func TestReadRefuses(t *testing.T) {
 		{"a parameter that is NULL", other("param.db", `UPDATE trial_params SET param_value=NULL WHERE param_name='max-num-seqs' AND trial_id=2`), "trial 1: parameter max-num-seqs: it is NULL where"},
 		{"a distribution that is NULL", other("dist.db", `UPDATE trial_params SET distribution_json=NULL WHERE trial_id=2`), "trial 1: parameter gpu-memory-utilization: its distribution is no JSON"},
 		{"a trial without a number", other("number.db", `UPDATE trials SET number=NULL WHERE trial_id=2`), "trial_id 2: the trial has no number"},
-		{"an id that is text", other("id.db", `UPDATE trial_values SET trial_id='x' WHERE trial_id=2`), "a row that Optuna does not write"},
+		{"an id that is text", other("id.db", `UPDATE trial_values SET trial_id='x' WHERE trial_id=2`), "a row that Optuna would not write"},
 		{"a distribution that is not JSON", other("json.db", `UPDATE trial_params SET distribution_json='x' WHERE trial_id=2`), "its distribution is no JSON"},
 		{"no file", filepath.Join(dir, "none.db"), "unable to open"},
 		{"text", text, "not a database"},

@@ -104,7 +104,7 @@ func (r *reader) rows(query string, into ...any) func(yield func() bool) {
 		defer func() { r.err = cmp.Or(r.err, rows.Err(), rows.Close()) }()
 		for rows.Next() {
 			if err := rows.Scan(into...); err != nil {
-				r.fail("%s: a row that Optuna does not write: %w; give a copy that Optuna reads", query, err)
+				r.fail("%s: a row that Optuna would not write: %w; give a file that Optuna can read", query, err)
 				return
 			}
 			if !yield() || r.err != nil {

@@ -74,7 +74,7 @@ func (r *Reader) join(s *Source, runs []run) {
 		c.Doubt = fmt.Sprintf("a lower rate, %.4g req/s, failed", below[0])
 	}
 	if keys := r.differing(runs); len(keys) > 0 {
-		s.note("the runs of %s differ in %s, which is no flag of this study: if their servers differed, import them separately", name, strings.Join(keys, ", "))
+		s.note("the runs of %s differ in %s, which is not a flag of this study: if their servers differed, import them separately", name, strings.Join(keys, ", "))
 	}
 	s.take(r, from, point, trial.Result{Outcome: trial.Measured, Capacity: c}, probes)
 }

@@ -48,7 +48,7 @@ func (f figure) problem() string {
 	if f.value >= f.low && f.value <= f.high || f.optional && f.value == 0 {
 		return ""
 	}
-	return fmt.Sprintf("its %s is %.4g%s, but must be from %.7g to %.7g; correct it where it was written", f.what, f.value, f.unit, f.low, f.high)
+	return fmt.Sprintf("its %s is %.4g%s, but must be from %.7g to %.7g; correct it in the program or file that wrote it", f.what, f.value, f.unit, f.low, f.high)
 }
 
 func requestRate(what string, value float64, optional bool) figure {
@@ -97,7 +97,7 @@ func implausible(result trial.Result, probes []trial.Probe) string {
 		}
 	}
 	if err := studies.CheckPrior(studies.Trial{Result: result, Probes: probes}); err != nil {
-		return err.Error() + "; correct it where it was written"
+		return err.Error() + "; correct it in the program or file that wrote it"
 	}
 	return ""
 }
@@ -129,7 +129,7 @@ func figuresOf(p trial.Probe) []figure {
 
 func notAWord[T ~string](what string, is T, known []T) string {
 	all := lo.Map(known, func(word T, _ int) string { return string(word) })
-	return fmt.Sprintf("its %s is %.40q, but must be one of %s; correct it where it was written", what, string(is), strings.Join(all, ", "))
+	return fmt.Sprintf("its %s is %.40q, but must be one of %s; correct it in the program or file that wrote it", what, string(is), strings.Join(all, ", "))
 }
 
 // brief shortens a number with very many digits, so that it can be printed. Files may contain anything.

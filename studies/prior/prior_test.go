@@ -186,7 +186,7 @@ func TestBenchRunsAreJoined(t *testing.T) {
 	if len(left) != 1 || !strings.Contains(left[0], "no rate kept the SLO (p99 TPOT 90 of 60 ms); measure lower rates") {
 		t.Errorf("left out %q", left)
 	}
-	if len(s.Notes) != 1 || !strings.Contains(s.Notes[0], "the runs of max-num-seqs=128 differ in gpu, which is no flag of this study") {
+	if len(s.Notes) != 1 || !strings.Contains(s.Notes[0], "the runs of max-num-seqs=128 differ in gpu, which is not a flag of this study") {
 		t.Errorf("notes %q", s.Notes)
 	}
 	for _, one := range s.Taken {
@@ -323,7 +323,7 @@ func TestImplausibleResults(t *testing.T) {
 	r := reader(t)
 	for path, want := range map[string][]string{
 		filepath.Join(dir, "auto"): {
-			"auto/result.txt:1: its capacity is 1e+300 requests per second, but must be from 1e-06 to 1000000; correct it where it was written",
+			"auto/result.txt:1: its capacity is 1e+300 requests per second, but must be from 1e-06 to 1000000; correct it in the program or file that wrote it",
 			"auto/result.txt:2: its capacity is 1e+300 requests per second",
 			"auto/result.txt:3: --max-num-seqs 1e+300 is not a number; write one, such as 16",
 		},
@@ -721,7 +721,7 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 	}
 	for _, path := range []string{"/dev/zero", filepath.Join(dir, "zero"), pipe, filepath.Dir(pipe)} {
 		all, err := reader(t).Read([]string{path})
-		if err == nil || !strings.Contains(err.Error(), "is no regular file but a ") {
+		if err == nil || !strings.Contains(err.Error(), ", not a regular file") {
 			t.Errorf("Read(%s) = %v, %v; want an error that it is no regular file", path, all, err)
 		}
 	}

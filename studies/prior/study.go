@@ -311,7 +311,7 @@ func figures(t optuna.Trial, c *capacity.Capacity) (why string) {
 		case err == nil:
 			*f.to = number
 		default:
-			return fmt.Sprintf("its %s is %.40s, which is not a number; correct it where it was written", f.key, raw)
+			return fmt.Sprintf("its %s is %.40s, which is not a number; correct it in the program or file that wrote it", f.key, raw)
 		}
 	}
 	return ""

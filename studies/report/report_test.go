@@ -620,7 +620,7 @@ func TestAStudyWithoutALivingOwnerIsNotCalledRunning(t *testing.T) {
 	}{
 		{"its lock is free", func(s *studies.Study) { s.State, s.Life.Gone = studies.Stopped, true }, "stopped: 0 of 3 trials done, its owner is gone; `tuner run` continues it"},
 		{"its heartbeats are old", func(s *studies.Study) { s.Life.Silent = 130 * time.Second }, "silent for 2 min 10 s; its owner may be gone: 0 of 3 trials done"},
-		{"its lock cannot be read", func(s *studies.Study) { s.Unseen = "permission denied" }, "unknown: 0 of 3 trials done, it was running when it was last published; whether"},
+		{"its lock cannot be read", func(s *studies.Study) { s.Unseen = "permission denied" }, "unknown: 0 of 3 trials done, it was running when it was last published; it is not known whether"},
 		{"its start was refused", func(s *studies.Study) { s.State, s.Note = studies.NotBegun, "no weights" }, "not begun: 0 of 3 trials done, no weights"},
 	} {
 		study := of(studies.Running, "", with(running(probe(0, 2, 50)), studies.Default))

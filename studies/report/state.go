@@ -117,7 +117,7 @@ const silent = "silent"
 func StateOf(study studies.Study) (word, why string) {
 	switch {
 	case study.State == studies.Running && study.Unseen != "":
-		return "unknown", "it was running when it was last published; whether it still runs cannot be seen: " + study.Unseen
+		return "unknown", "it was running when it was last published; it is not known whether it still runs: " + study.Unseen
 	case study.State == studies.Running && study.Life.Doubtful():
 		return silent, fmt.Sprintf("silent for %s; its owner may be gone", render.Span(study.Life.Silent))
 	case study.State == studies.Stopped && study.Life.Gone && study.Note == "":

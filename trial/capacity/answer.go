@@ -79,7 +79,7 @@ func (l *searchState) limited() (step *Step) {
 	return step
 }
 
-// highestPass returns the highest rate up to limit at which a step passed with the load generator in time, or 0.
+// highestPass returns the highest rate up to limit at which a step passed with the load generator on time, or 0.
 func highestPass(steps []Step, limit float64) (rate float64) {
 	for _, s := range steps {
 		if s.passed() && s.Rate <= limit {

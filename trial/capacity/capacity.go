@@ -59,7 +59,7 @@ type Probe func(ctx context.Context, rate float64) (Outcome, error)
 // A Capacity is the result of a search.
 type Capacity struct {
 	Rate     float64 `json:"rate"` // requests per second; for AtMost the lowest failed rate, which is no capacity
-	Low      float64 `json:"low"`  // highest rate up to Rate that passed, with the load generator in time; 0 when none did
+	Low      float64 `json:"low"`  // highest rate up to Rate that passed, with the load generator on time; 0 when none did
 	High     float64 `json:"high"` // lowest failed rate that is not below Rate; 0 when there is none. See Doubt for exceptions
 	Bound    Bound   `json:"bound"`
 	Binding  string  `json:"binding"`   // limit that breaks first

@@ -102,7 +102,7 @@ func (l *searchState) add(step Step) {
 	}
 }
 
-// passed reports whether a step passed with the load generator in time.
+// passed reports whether a step passed with the load generator on time.
 func (s Step) passed() bool { return s.Pass && s.Limited == "" }
 
 // bracket returns the passing and the failing step between which the capacity lies. If a pass lies above a fail,
@@ -229,7 +229,7 @@ func (l *searchState) limitedOnce(step Step) bool {
 	return step.Limited != "" && times == 1
 }
 
-// bracketed reports whether there is a bracket, both ends were measured with the load generator in time, and slow
+// bracketed reports whether there is a bracket, both ends were measured with the load generator on time, and slow
 // requests caused the fail. Only then can single requests make the answer more precise.
 func (l *searchState) bracketed() bool {
 	return l.low != nil && l.low.Limited == "" && l.high != nil && l.high.Limited == "" && l.high.byRequests()

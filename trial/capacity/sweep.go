@@ -47,9 +47,9 @@ func Highest(steps []Step) (c Capacity, below []float64) {
 	case len(steps) == 0:
 		c.Why = "nothing was measured"
 	case late != "" && low == nil:
-		c.Limited, c.Why = late, "the server alone decided no load"
+		c.Limited, c.Why = late, "the load generator was late at every load"
 		if high != nil {
-			c.Why = fmt.Sprintf("failed at %.4g by %s, and below it nothing is known", high.Rate, high.Binding)
+			c.Why = fmt.Sprintf("failed at %.4g by %s; nothing is known about lower loads", high.Rate, high.Binding)
 		}
 	case low == nil:
 		c.Rate, c.Bound, c.Binding, c.InFlight = high.Rate, AtMost, high.Binding, high.InFlight

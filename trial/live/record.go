@@ -101,7 +101,7 @@ func Reclaim(dir string) (int, error) {
 	}
 	killed, err := proc.Reclaim(*r)
 	if err != nil {
-		return len(killed), fmt.Errorf("end the server that a killed run left: %w", err)
+		return len(killed), fmt.Errorf("stop the server that a killed run left behind: %w", err)
 	}
 	return len(killed), removeRecord(dir)
 }

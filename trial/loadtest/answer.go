@@ -16,7 +16,7 @@ import (
 // An Answer is the result of a search in the form for programs, such as JSON.
 type Answer struct {
 	Capacity capacity.Capacity `json:"capacity"` // without its steps, which are in Runs
-	Met      bool              `json:"met"`      // a rate kept the SLO with the load generator in time; else capacity.rate is the lowest rate that failed, or passed late
+	Met      bool              `json:"met"`      // a rate kept the SLO with the load generator on time; else capacity.rate is the lowest rate that failed, or passed late
 	Advice   *trial.Advice     `json:"advice,omitempty"`
 	Floor    *AnswerRun        `json:"floor,omitempty"` // the run at the lowest rate, if that failed too
 	Runs     []AnswerRun       `json:"runs"`            // in the order in which they were made
@@ -77,7 +77,7 @@ func (a Answer) text() string {
 	case c.Limited != "" && c.Low < c.Rate:
 		t.Item("capacity", "at least about %.4g req/s, passed while the load generator was late: %s", c.Rate, c.Why)
 		if a.Met {
-			t.Item("", "at least %.4g req/s with the load generator in time", c.Low)
+			t.Item("", "at least %.4g req/s with the load generator on time", c.Low)
 		}
 	case c.Bound == capacity.AtLeast:
 		t.Item("capacity", "at least %.4g req/s, %.3g requests in flight: %s", c.Rate, c.InFlight, c.Why)
@@ -137,7 +137,7 @@ func (a Answer) writeFloor(t *render.Text) {
 	case a.ended:
 		t.Item("", "the search was ended before it tried a lower rate")
 	case f.failing != "":
-		t.Item("", "%s there: before its latencies matter the server must answer; see the failures of the run", f.failing)
+		t.Item("", "%s there: the server must answer before its latencies can be judged; see the failures of the run", f.failing)
 	case f.InFlight > 0 && f.InFlight < maxAlone:
 		t.Item("", "on average %.2g requests were in flight there: a single request takes this long, and no lower rate will help; raise the limit of %s", f.InFlight, f.Binding)
 	case f.Rate > a.lowest:

@@ -157,7 +157,7 @@ func (b *Bench) checkAlive(ctx context.Context, planned Run, run bench.Run) erro
 	}
 	fmt.Fprintf(b.Notes, "%s: no request was completed; asking the server for two tokens\n", planned)
 	if _, err := b.Client.Preflight(ctx); err != nil {
-		return fmt.Errorf("%s: no request was completed, and then the server failed one request alone: %v; see its log", planned, err)
+		return fmt.Errorf("%s: no request was completed, and then a single request failed too: %v; see the server's log", planned, err)
 	}
 	return nil
 }

@@ -61,7 +61,7 @@ func TestNotesShowTheFirstFailureWithADetail(t *testing.T) {
 		t.Errorf("notes are %q", notes)
 	}
 	stopped := b.notes(Result{stopped: true}, bench.Run{})
-	if len(stopped) != 1 || !strings.HasSuffix(stopped[0], "none was completed") {
+	if len(stopped) != 1 || !strings.HasSuffix(stopped[0], "no request was completed") {
 		t.Errorf("notes of a run that ended before an answer are %q", stopped)
 	}
 }
@@ -104,7 +104,7 @@ func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	if err := o.writeRow(r); err != nil {
 		t.Fatal(err)
 	}
-	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "of the 130 that were completed they are 68.1 and - ms") {
+	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "of the 130 completed requests they are 68.1 and - ms") {
 		t.Errorf("the row does not show both figures:\n%s", text)
 	}
 	none := r
@@ -160,7 +160,7 @@ func TestALateSearchDoesNotSucceed(t *testing.T) {
 		want []string
 	}{
 		{0, false, []string{"capacity  at least about 32.9 req/s, passed while the load generator was late: " + why, "remedy    " + MoreCores}},
-		{20, true, []string{"at least 20 req/s with the load generator in time", "advice    18 req/s"}},
+		{20, true, []string{"at least 20 req/s with the load generator on time", "advice    18 req/s"}},
 	} {
 		var out bytes.Buffer
 		report := &Report{Out: &out, Format: FormatText, Bench: &Bench{}}

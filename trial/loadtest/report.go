@@ -21,11 +21,11 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// ErrNoRunKept means that no run kept the SLO with the load generator in time.
+// ErrNoRunKept means that no run kept the SLO with the load generator on time.
 var ErrNoRunKept = errors.New("no run kept the SLO")
 
 // MoreCores tells the user what to do about a late load generator.
-const MoreCores = "run tuner where it has a core of its own at all times, beside no other work"
+const MoreCores = "run tuner where it always has a core of its own and no other work runs"
 
 // The formats of a Report.
 const (
@@ -148,7 +148,7 @@ func keptAny(steps []capacity.Step) error {
 		}
 	}
 	if limited > 0 {
-		return fmt.Errorf("%w: the load generator decided %d of %d; %s", ErrNoRunKept, limited, len(steps), MoreCores)
+		return fmt.Errorf("%w: the load generator's delay decided %d of %d verdicts; %s", ErrNoRunKept, limited, len(steps), MoreCores)
 	}
 	return ErrNoRunKept
 }
@@ -167,7 +167,7 @@ func (o *Report) capacity(a Answer) error {
 		return err
 	}
 	if !a.Met && a.Capacity.Limited != "" {
-		return fmt.Errorf("%w with the load generator in time; %s", ErrNoRunKept, MoreCores)
+		return fmt.Errorf("%w with the load generator on time; %s", ErrNoRunKept, MoreCores)
 	}
 	if !a.Met {
 		return ErrNoRunKept

@@ -124,23 +124,23 @@ func (b *Bench) notes(r Result, run bench.Run) []string {
 		}
 	}
 	if run.Broken > 0 {
-		notes = append(notes, fmt.Sprintf("%d of %d uncounted requests failed too, the first: %s", run.Broken, run.Others, run.BrokenDetail))
+		notes = append(notes, fmt.Sprintf("%d of %d uncounted requests failed too; first error: %s", run.Broken, run.Others, run.BrokenDetail))
 	}
 	switch {
 	case r.stopped && r.Measurement.Completed == 0:
-		notes = append(notes, "ended early: p99 TTFT and TPOT count the requests that still waited; none was completed")
+		notes = append(notes, "ended early: p99 TTFT and TPOT include the requests that still waited; no request was completed")
 	case r.stopped:
-		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT count the requests that still waited; of the %d that were completed they are %s and %s ms",
+		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT include the requests that still waited; of the %d completed requests they are %s and %s ms",
 			r.Measurement.Completed, cell(Latency(r.Measurement, slo.TTFT, 99)), cell(Latency(r.Measurement, slo.TPOT, 99))))
 	}
 	if run.Stalled > 0 {
-		notes = append(notes, fmt.Sprintf("the load generator itself stood still for %.1f s", run.Stalled.Seconds()))
+		notes = append(notes, fmt.Sprintf("the load generator itself stalled for %.1f s", run.Stalled.Seconds()))
 	}
 	if b.Client.Natural {
-		notes = append(notes, "natural answers: another run has other work, and its figures do not compare")
+		notes = append(notes, "natural answers: each run has different work, so the figures of two runs cannot be compared")
 	}
 	if b.SLO != nil && r.Verdict == nil && r.Measurement.Void == "" {
-		notes = append(notes, "no verdict: so many requests were counted that no single samples were kept")
+		notes = append(notes, "no verdict: there were too many requests to keep the values of each one")
 	}
 	return notes
 }

@@ -354,9 +354,12 @@ const conclusionHeading = "## Conclusion\n"
 
 const protocolIntro = "# What a cache protocol costs, and how long its parts must be\n\n" +
 	"`make bench-cache` at %s, %d draws of requests and arrivals in each cell, simulated.\n\n" +
-	"Each probe counts the requests of 120 s and at least 300, after so many seconds of lead-in, on a server that was primed as said: not at all,\n" +
-	"until half of the KV cache was written, once as trials do it, or twice. Every cell counts the same requests at the same times as the long\n" +
-	"probe of the last line, so that a difference is the protocol's and not the draw's; ± is one standard error.\n\n" +
-	"*GPU s*: priming, once in a trial, and each probe with lead-in and run-out. *broken*: requests over a limit, at the lower of two rates near\n" +
-	"the capacity. *capacity*: by how many %% it is read too high, from the shares at both rates and their slope. Then by how many %% median and\n" +
-	"p99 lie too high, mean of the draws, and the hit rate of the window by how many points.\n"
+	"Each probe counts the requests of 120 s, and at least 300, after the lead-in of its row in seconds. Before, the server was primed as the\n" +
+	"row says: not at all, until half of the KV cache was written, once as trials do it, or twice. Every row counts the same requests at the\n" +
+	"same times as the long probe of the last row. So a difference comes from the protocol and not from the draw. ± is one standard error.\n" +
+	"\n" +
+	"- *GPU s*: the priming, once in a trial, and each probe with lead-in and run-out.\n" +
+	"- *broken*: the share of requests over a limit, at the lower of two rates near the capacity.\n" +
+	"- *capacity*: by how many %% the capacity reads too high, from the shares at both rates and their slope.\n" +
+	"- *TTFT* and *TPOT*: by how many %% the median and the p99 are too high, as the mean of the draws.\n" +
+	"- *hits*: by how many percentage points the hit rate of the window is too high.\n"

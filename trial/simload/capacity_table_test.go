@@ -96,31 +96,33 @@ const capacityHead = `# How well the capacity of one server is found
 
 Written by ` + "`make bench-capacity`" + `. All of it is simulated, in virtual time: every load goes through the code of a real trial.
 
-- truth: the rate at which the share of requests that break a limit is 1 % in the long run, for the limit that is broken first; same
-  protocol and population as the methods, other draws. Log-linear interpolation between six rates; s.e. between draws.
-- a repetition has requests, their order, arrivals and engine noise of its own; all methods of one have the same.
-- errors are 100 · ln(answer / truth). SD and robust SD (of the median absolute deviation) are within a world. Over several worlds:
-  the mean of their biases, and the root mean squares of SD, robust SD and RMSE. Seconds, probes and requests are means.
-- s = window + lead-in + run-out, without the start and the priming of the cache, which all methods need alike. A probe that ends
-  early ends its window early. coverage: of the 95 % interval, with its binomial standard error, where a method gives one.
-- ≥/≤: answers that are only *at least* or *at most*; they count as the rate at which that was seen.
-- the hint, of ours alone, is lognormal about the truth with a spread of 0.35; in the rows "from a tenth" and "from four times" it is that
-  much off besides.
+- truth: the rate at which 1 % of the requests break a limit in the long run, for the limit that breaks first. The protocol and the
+  population are those of the methods, but the draws are others. Log-linear interpolation between six rates; s.e. between draws.
+- Each repetition has its own requests, order, arrivals and engine noise. All methods of one repetition have the same ones.
+- Errors are 100 · ln(answer / truth). SD and robust SD (from the median absolute deviation) are within a world. For several worlds the
+  table has the mean of their biases, and the root mean squares of SD, robust SD and RMSE. Seconds, probes and requests are means.
+- s = window + lead-in + run-out. It does not include the start and the priming of the cache, which all methods need alike. A probe
+  that ends early ends its window early.
+- coverage: how often the 95 % interval contains the truth, with the binomial standard error, if a method gives an interval.
+- ≥/≤: answers that are only *at least* or *at most*. They count as the rate that they name.
+- Only our methods get a hint. It is lognormal about the truth with a spread of 0.35. In the rows "from a tenth" and "from four times"
+  it is also too low or too high by that factor.
 
 The methods:
 
 - ours, search: a trial, with windows of max(300 requests, 120 s). ours, confirmation: the same with windows of max(1000 requests, 240 s).
-  ours, ±5 %: those windows, until the interval is that narrow. The lead-in is the usual one: twice what an answer may take and at least
-  30 s, where the prefix cache is carried four times and 60 s. ours, as bisection: the search's windows scaled so that together they last
-  as long as those of that rival; the others take longer than ours does.
-- sweep: 12 rates of a grid that each repetition shifts by a part of a step, 300 requests each as vllm bench serve sends them (no lead-in, no run-out), all of them; the last
-  rate before the first that fails.
-- bisection: for the last rate of that grid that passes, with probes as in the sweep.
-- AIPerf, n: its planner smooth_isotonic on the request rate. Doubled from the grid's lowest rate until it fails; three probes
-  inside; then where PCHIP through the isotonic regression of the p99 crosses the limit, until the bracket is within 5 %. n requests
-  (its preset coarse) after 60 s, no run-out; the highest rate that passed.
-- closed loop: streams doubled until a limit breaks, then bisected to 5 %; 300 requests and at least ten for each stream, after two
-  for each that are not counted; the throughput at the most streams that passed.
+  ours, ±5 %: windows as in a confirmation, until the interval is ±5 %. The lead-in is the usual one: twice the time that an answer may
+  take, and at least 30 s. With a carried prefix cache it is four times that time, and at least 60 s.
+- ours, as bisection: a search whose windows are scaled, so that together they last as long as those of bisection. The other rivals take
+  longer than our search does.
+- sweep: a grid of 12 rates, which each repetition shifts by a part of a step. All 12 rates are measured, with 300 requests each, as
+  vllm bench serve sends them (no lead-in, no run-out). The answer is the last rate before the first rate that fails.
+- bisection: searches the last rate of that grid that passes, with probes as in the sweep.
+- AIPerf, n: its planner smooth_isotonic on the request rate. The rate is doubled from the grid's lowest rate until it fails; then three
+  probes are taken inside. Each further probe is where PCHIP through the isotonic regression of the p99 crosses the limit, until the
+  bracket is within 5 %. A probe has n requests (its preset coarse) after 60 s, and no run-out. The answer is the highest rate that passed.
+- closed loop: the number of streams is doubled until a limit breaks, then bisected to 5 %. A load has 300 requests, and at least ten for
+  each stream, after two for each stream that are not counted. The answer is the throughput at the most streams that passed.
 
 The grids have 12 rates from 0.25 to 25 req/s (H200), 0.5 to 50 (L4, small-fast) and 0.2 to 50 (random worlds).
 

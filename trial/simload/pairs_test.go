@@ -90,10 +90,13 @@ func (q pairing) held() float64 {
 
 const pairsHead = `# Two choices of flags: how sure their ratio is
 
-Written by ` + "`make bench-capacity`" + `. Simulated. Two configurations are measured from the same hint, as in a study: once with the same draws of
-requests and arrivals, as a study does, and once with independent ones. SD of ln(second / first) in %; stated: the standard error that a
-comparison gives, mean, and as if the two errors were independent. holds: share of the stated 95 % intervals with the mean ratio of all.
-s of both searches.
+Written by ` + "`make bench-capacity`" + `. All of it is simulated. Two configurations are measured from the same hint, as in a study: once with the same draws of
+requests and arrivals, as a study does, and once with independent draws. All figures of errors are in %.
+
+- SD: the standard deviation of ln(second / first).
+- stated: the mean of the standard errors that a comparison states; *if independent*, of those without the correlation of the two errors.
+- holds: the share of the stated 95 % intervals that contain the mean ratio of all repetitions.
+- s: seconds of both searches.
 
 `
 

@@ -108,7 +108,7 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 		}
 	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
 		v.Pass, v.Binding, v.Headroom = false, errorRate, min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
-		v.Reason = fmt.Sprintf("%d of %d requests failed, %.3g %% may fail", failed, planned, 100*s.MaxErrorRate)
+		v.Reason = fmt.Sprintf("%d of %d requests failed; at most %.3g %% may fail", failed, planned, 100*s.MaxErrorRate)
 	case v.Pass && grown.perSecond > 0:
 		v.Pass, v.Binding, v.Headroom, v.Reason = false, overSaturated, grown.headroom(), grown.String()
 	case v.Pass && (pending > 0 || len(samples) < planned):

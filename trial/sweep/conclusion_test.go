@@ -204,7 +204,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		}{
 			{"No config reaches the baseline", len(all) > 1 && others(0, func(r float64) bool { return r < all[0].highest() })},
 			{"No config kept the SLO", others(-1, func(r float64) bool { return r == 0 })},
-			{"baseline kept the SLO nowhere", all[0].reach() == 0},
+			{"baseline kept the SLO at no load", all[0].reach() == 0},
 			{"alone reaches", slices.ContainsFunc(standings, func(st standing) bool { return st.mark == "winner" })},
 			{"above the baseline", slices.ContainsFunc(all, func(o table) bool { return o.highest() > all[0].reach() })},
 			{"tie at", true},

@@ -62,7 +62,7 @@ func (s *Sweep) Outcome() error {
 	case len(c.best) > 0:
 		return nil
 	case slices.ContainsFunc(c.all, func(st standing) bool { return st.Limited != "" }):
-		return fmt.Errorf("%w in time: the load generator was late; %s", ErrNoConfigKept, loadtest.MoreCores)
+		return fmt.Errorf("%w while the load generator was on time; %s", ErrNoConfigKept, loadtest.MoreCores)
 	}
 	return ErrNoConfigKept
 }

@@ -103,7 +103,7 @@ func (c comparison) conclusion() string {
 	case base.Limited != "":
 		return fmt.Sprintf("%s alone reaches %s.", name, best())
 	case !base.Met():
-		return fmt.Sprintf("%s alone reaches %s; the baseline kept the SLO nowhere.", name, best())
+		return fmt.Sprintf("%s alone reaches %s; the baseline kept the SLO at no load.", name, best())
 	case !winner.known:
 		return fmt.Sprintf("%s is above the baseline on this grid, but by how much is not known: the load generator was late.", name)
 	}
@@ -185,7 +185,7 @@ func (s *Sweep) drawLimit() string {
 	if slow == 1 {
 		slowest = fmt.Sprintf("the slowest of %s decides", render.Count(s.Plan.Requests, "request"))
 	}
-	return fmt.Sprintf("One draw: %s the p%g. Another seed sends other requests at other times, and near a limit its verdicts may differ.", slowest, highest.Percentile)
+	return fmt.Sprintf("One random seed: %s the p%g. Another seed sends other requests at other times, so a verdict near a limit may differ.", slowest, highest.Percentile)
 }
 
 // gridLimit says between which two measured loads the true highest load of the best config lies. It returns "" if no

@@ -58,10 +58,10 @@ func TestASweepNamesItsWinner(t *testing.T) {
 		limits     string // must be in the text about what the tables cannot show
 	}{
 		{"one is better", []string{"pff", "ppf", "pff"}, "- winner -", "- +100 % 0 %", "b is 100 % above the baseline on this grid; one draw does not prove it better.", "nothing was measured between 2.00 and 4.00. A highest load of 2.00 may really be up to 100 % higher"},
-		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One draw: the 3 slowest of 300 requests decide the p99."},
+		{"the baseline is best", []string{"ppf", "pff"}, "- -", "- -50 %", "No config reaches the baseline.", "One random seed: the 3 slowest of 300 requests decide the p99."},
 		{"all tie", []string{"ppf", "ppf", "ppf"}, "tie tie tie", "- 0 % 0 %", "3 of 3 configs tie at 2.00 req/s, the baseline among them: none improved on it.", "Ties: 3 of 3 configs share the highest load"},
 		{"two tie above the baseline", []string{"pff", "ppf", "ppf"}, "- tie tie", "- +100 % +100 %", "2 of 3 configs tie at 2.00 req/s: this grid names no winner.", "Ties: 2 of 3"},
-		{"the baseline keeps it nowhere", []string{"fff", "pff"}, "- winner", "- -", "b alone reaches 1.00 req/s; the baseline kept the SLO nowhere.", ""},
+		{"the baseline keeps it nowhere", []string{"fff", "pff"}, "- winner", "- -", "b alone reaches 1.00 req/s; the baseline kept the SLO at no load.", ""},
 		{"none keeps it", []string{"fff", "fff"}, "- -", "- -", "No config kept the SLO at any load.", ""},
 		{"the others were not measured", []string{"ppf", "..."}, "- -", "- -", "", ""},
 		{"alone", []string{"ppf"}, "-", "-", "", ""},
@@ -92,7 +92,7 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	}
 	single := swept("ppf")
 	single.Plan.Requests = 1
-	if got := single.drawLimit(); !strings.HasPrefix(got, "One draw: the slowest of 1 request decides the p99.") {
+	if got := single.drawLimit(); !strings.HasPrefix(got, "One random seed: the slowest of 1 request decides the p99.") {
 		t.Errorf("drawLimit of one request = %q", got)
 	}
 	var t2 render.Text

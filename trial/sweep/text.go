@@ -217,5 +217,5 @@ func (c comparison) detailLevel() (level trial.Level, why string) {
 	if base.Limited != "" {
 		return c.Plan.Levels[0], "the lowest rate; the load generator was late for the baseline"
 	}
-	return c.Plan.Levels[0], "the lowest rate; the baseline kept the SLO nowhere"
+	return c.Plan.Levels[0], "the lowest rate; the baseline kept the SLO at no load"
 }

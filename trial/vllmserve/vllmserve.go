@@ -112,7 +112,7 @@ func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arriv
 	}
 	text, err := foreign.Read(path, maxResult)
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s ended well and wrote no result", l)
+		return nil, fmt.Errorf("%s ended with exit code 0 but wrote no result", l)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the result of %s: %w", l, err)
@@ -175,7 +175,7 @@ func complete(samples []bench.Sample, arrivals []workload.Arrival) {
 		s.First += offset
 		s.Last += offset
 		if s.OutputTokens != s.WantTokens {
-			s.Failure, s.Detail = bench.WrongLength, fmt.Sprintf("%d tokens were generated, %d were asked for", s.OutputTokens, s.WantTokens)
+			s.Failure, s.Detail = bench.WrongLength, fmt.Sprintf("%d tokens were generated, but %d were requested", s.OutputTokens, s.WantTokens)
 		}
 	}
 }

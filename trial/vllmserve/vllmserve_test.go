@@ -119,11 +119,11 @@ func TestLoadFailures(t *testing.T) {
 	}{
 		{"crash", "ValueError: tokenizer not found", true},
 		{"pandas", "exit status 1 for lack of a package; install them with pip install 'vllm[bench]'", true},
-		{"nothing", "ended well and wrote no result", true},
+		{"nothing", "ended with exit code 0 but wrote no result", true},
 		{"garbage", "read the result of ", true},
 		{"short", "wrote a result of 1 requests", true},
 		{"failed", "no request was completed", false},
-		{"some", "requests failed, 0 % may", false},
+		{"some", "requests failed; at most 0 % may", false},
 		{"cut", "no request was completed", false},
 		{"hang", "no request was completed", false},
 	} {

@@ -187,7 +187,7 @@ func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 	}
 	flags, _ := space.Flags(args) // no error: studyfile has already parsed these args
 	own := lo.UniqBy(flags, func(f space.Flag) string { return f.Name })
-	say("server", "%s knows all %d flags of the study (of its %d)", command, len(own), len(accepted))
+	say("server", "%s knows all %d flags of the study (it has %d flags)", command, len(own), len(accepted))
 	return nil
 }
 

@@ -69,7 +69,7 @@ func (p *Plan) need() host.Need {
 func (p *Plan) MoreCores() string {
 	have := host.Reader{}.Read().Cores.Usable
 	need := host.Need{GPUs: len(p.GPUs), GeneratorCores: 1}.Filled().Cores
-	return fmt.Sprintf("the server and the load generator may use %.3g cores on this machine, but they need %.3g and no other work on them: "+
+	return fmt.Sprintf("the server and the load generator may use %.3g cores on this machine, but they need %.3g cores on which nothing else runs: "+
 		"run the study on such a machine (in Kubernetes, set both the CPU request and limit to that); the same command continues it there", have, need)
 }
 

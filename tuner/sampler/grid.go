@@ -113,5 +113,5 @@ func (g *grid) Next(_ int, history []studies.Trial) (space.Point, error) {
 			return p, nil
 		}
 	}
-	return nil, fmt.Errorf("%w: all %d points of the grid are tried", ErrExhausted, len(g.points))
+	return nil, fmt.Errorf("%w: all %d points of the grid were tried", ErrExhausted, len(g.points))
 }

@@ -273,7 +273,7 @@ func compact(text string) (string, error) {
 		return "", err
 	}
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
-		return "", errors.New("something follows the value")
+		return "", errors.New("there is more text after the value")
 	}
 	return encode(v)
 }

@@ -71,7 +71,7 @@ func (d *decoder) checkLimits(f *File) {
 	for _, high := range f.SLO.Limits {
 		for _, low := range f.SLO.Limits {
 			if high.Metric == low.Metric && high.Percentile > low.Percentile && high.Max < low.Max {
-				d.failAt("limit "+high.String(), "the limit on %s (%s) is below the limit on %s (%s), so the second one never decides; raise the first or remove the second",
+				d.failAt("limit "+high.String(), "the limit on %s (%s) is below the limit on %s (%s), so the second limit never decides; raise the first or remove the second",
 					high, high.Max, low, low.Max)
 			}
 		}

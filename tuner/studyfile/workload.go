@@ -93,7 +93,7 @@ func (d *decoder) checkWorkload(f *File) {
 	case w.Kind == "shared-prefix" && d.nodes["workload.hit_percent"] == nil:
 		d.failAt("workload.kind", "a workload of kind shared-prefix needs the shared part of each prompt; add hit_percent: 50")
 	case !file && w.Kind != "phase1" && slices.Contains(workload.Settings["repeat"], w.Kind) && w.Repeat != "" && w.Requests == 0:
-		d.failAtKey("workload.repeat", "a workload of kind %s is endless and never repeats; remove repeat, or add requests: 1000", w.Kind)
+		d.failAtKey("workload.repeat", "a workload of kind %s is endless, so repeat has no effect; remove repeat, or add requests: 1000", w.Kind)
 	}
 }
 
