@@ -126,7 +126,7 @@ func TestSummary(t *testing.T) {
 	if !reflect.DeepEqual(got.Trials[1], short) {
 		t.Errorf("trial 1 is\n%+v, want\n%+v", got.Trials[1], short)
 	}
-	history, err := s.History()
+	history, err := s.History(func(Study) []int { return nil })
 	try(t, err)
 	if !reflect.DeepEqual(history.Trials[3], want.Trials[3]) || history.Trials[2].Probes != nil {
 		t.Errorf("History has %+v and trial 2 with %d probes, want the running trial whole and trial 2 without probes", history.Trials[3], len(history.Trials[2].Probes))

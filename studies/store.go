@@ -298,9 +298,11 @@ func (s *Store) Summary(whole func(Study) []int) (Study, error) {
 	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
 }
 
-// History returns the study as the search needs it: summaries of finished trials, and unfinished trials in full.
-func (s *Store) History() (Study, error) {
-	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, Unfinished, long) })
+// History returns the study as the search needs it: summaries of finished trials, and in full the unfinished trials and
+// those whose numbers whole returns for the summary.
+func (s *Store) History(whole func(Study) []int) (Study, error) {
+	all := func(study Study) []int { return append(Unfinished(study), whole(study)...) }
+	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, all, long) })
 }
 
 // Unfinished returns the numbers of the unfinished trials. Their GPU time so far is known only from their probes.

@@ -6,9 +6,10 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// unconfirmed returns the next point to confirm, or false when none is left. The finalists are the best points of the
-// search. Each is measured once more, on a fresh server with requests that no trial of the search had and with longer
-// probes. The search chose its best among many by the same requests, so its figure is partly luck; this one is not.
+// unconfirmed returns the next point to confirm, or false when none is left: the best points of the search, and the
+// default, with which the user compares them. Each is measured once more, on a fresh server with requests that no trial
+// of the search had and with longer probes. The search chose its best among many by the same requests, so its figure is
+// partly luck; this one is not.
 func (s *Study) unconfirmed(study studies.Study) (space.Point, bool) {
 	now := study.Present()
 	if s.Confirm <= 0 || s.Budget.GPUTime > 0 && spent(study) >= s.Budget.GPUTime {
@@ -16,9 +17,8 @@ func (s *Study) unconfirmed(study studies.Study) (space.Point, bool) {
 	}
 	searched := now
 	searched.Trials = searchTrials(now.Trials)
-	tries := len(now.Trials) - len(searched.Trials)
 	for _, p := range s.finalists(searched) {
-		if tries < s.Confirm && !isConfirmed(now, p) {
+		if !isConfirmed(now, p) {
 			return p, true
 		}
 	}
@@ -44,8 +44,19 @@ func (s *Study) promisesLittle(study studies.Study) bool {
 	return p.Promise(len(study.Trials), history(now)) < s.Budget.MinGain
 }
 
-// finalists returns the points to confirm, the best first. One that did not run at all has no rival to be told from.
+// finalists returns the points to confirm, the best first and the default last.
 func (s *Study) finalists(study studies.Study) (points []space.Point) {
+	var reference space.Point
+	for _, t := range study.Trials {
+		if t.Origin == studies.Default && t.Met() {
+			reference = t.Point
+		}
+	}
+	defer func() {
+		if reference != nil && len(points) > 0 {
+			points = append(points, reference)
+		}
+	}()
 	for _, number := range sampler.Recommend(s.Space, study.Seed, history(study), s.Confirm) {
 		for _, t := range study.Trials {
 			if t.Number == number && t.Met() {

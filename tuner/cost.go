@@ -20,7 +20,7 @@ const (
 
 // trialBudget is the GPU time that the next trial may take: a multiple of the median trial, and what is left of the
 // study's budget. It is at least one second, because 0 means no limit.
-func (s *Study) trialBudget(study studies.Study) time.Duration {
+func (s *Study) trialBudget(study studies.Study, origin studies.Origin) time.Duration {
 	var priced []time.Duration
 	for _, t := range study.Present().Trials {
 		if t.State == studies.Done && (t.Result.Outcome == trial.Measured || t.Result.Outcome == trial.Dropped) {
@@ -28,7 +28,7 @@ func (s *Study) trialBudget(study studies.Study) time.Duration {
 		}
 	}
 	most := unpricedTrial
-	if n := len(priced); n >= minPriced {
+	if n := len(priced); n >= minPriced && origin != studies.Confirmed { // a confirmation has longer probes
 		slices.Sort(priced)
 		most = maxTrialCost * priced[n/2]
 	}

@@ -22,7 +22,8 @@ import (
 
 // A Store keeps the study. What a call without an error has stored is kept even if the process is killed.
 type Store interface {
-	History() (studies.Study, error) // see studies.Store
+	// History returns the trials, with all probes only where whole asks for them; see studies.Store.
+	History(whole func(studies.Study) []int) (studies.Study, error)
 	Begin(studies.Trial) error
 	Record(number int, p trial.Probe) error
 	Finish(number int, r trial.Result) error
@@ -32,7 +33,7 @@ type Store interface {
 // A Budget limits what a study may spend.
 type Budget struct {
 	Trials  int           // number of trials, including the default and the current args
-	MinGain float64       // ln; the search ends when no point promises that much; 0 means never
+	MinGain float64       // ln; what promises less is measured no further; 0 measures every point in full
 	GPUTime time.Duration // limit for starts, probes and stops; once it is spent, no trial begins; 0 means no limit
 }
 
@@ -111,7 +112,7 @@ func (e End) State(study studies.Study, planned int) (state studies.State, note 
 // keeps all probes and trials so far.
 func (s *Study) Run(ctx context.Context) (End, error) {
 	for {
-		study, err := s.Store.History()
+		study, err := s.Store.History(Compared)
 		if err != nil {
 			return End{}, err
 		}
@@ -172,6 +173,14 @@ func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 		}
 	}
 	return best, found
+}
+
+// Compared returns the numbers of the trials whose probes a study needs: the trial that a challenger has to beat.
+func Compared(study studies.Study) []int {
+	if best, found := Incumbent(study); found {
+		return []int{best.Number}
+	}
+	return nil
 }
 
 // toBeat returns the best capacity so far on servers of a version, or none.
@@ -361,9 +370,8 @@ func gpuTime(probes []trial.Probe) time.Duration {
 // runOnServer measures a trial on one server.
 func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
 	task := trial.Task{
-		Number: t.Number, Args: t.Args, Attempt: attempt, Done: t.Probes, Budget: s.trialBudget(study),
+		Number: t.Number, Args: t.Args, Attempt: attempt, Done: t.Probes, Budget: s.trialBudget(study, t.Origin),
 		Hint: func() float64 { return hint(study.Present(), t.Version) },
-		Best: func() trial.Rival { return toBeat(study, t.Version) },
 		Record: func(p trial.Probe) error {
 			if err := s.Store.Record(t.Number, p); err != nil {
 				return err
@@ -377,9 +385,12 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 		Progress: func(step string) { s.observe(Event{Kind: Step, Trial: *t, Step: step}) },
 		Finish:   s.Finish,
 	}
-	if t.Origin == studies.Confirmed {
-		task.Confirm, task.Draw, task.Best = true, firstConfirmingDraw, nil
+	switch {
+	case t.Origin == studies.Confirmed:
+		task.Confirm, task.Draw = true, firstConfirmingDraw
 		task.Hint = func() float64 { return rateOf(study.Present(), t.Point) }
+	case s.Budget.MinGain > 0:
+		task.Best = func() trial.Rival { return toBeat(study, t.Version) }
 	}
 	return s.Runner.Run(ctx, task)
 }

@@ -105,7 +105,7 @@ workload: {kind: random, input_tokens: 128, output_tokens: 32, range_ratio: 0.3}
 parameters:
   gpu-memory-utilization: {float: [0.60, 0.98], step: 0.01}
   max-num-seqs: {int: [2, 64], log: true}
-budget: {trials: 6}
+budget: {confirm: 0, trials: 6}
 probe: {seconds: 5, min_requests: 100, lead_in: 1s, start_rate: 20, max_rate: 60, tolerance: 0.3, max_probes: 5}
 cache: {protocol: reset}
 `

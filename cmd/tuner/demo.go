@@ -21,7 +21,8 @@ func demoCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "demo",
 		Usage: "run a complete study on a simulated H200, in seconds, without a GPU",
-		Description: `Runs thirty trials on a simulated H200 in virtual time, with the code of a real
+		Description: `Runs sixteen trials on a simulated H200 in virtual time, and confirms the best,
+with the code of a real
 study. A calibrated model replaces the server, so every figure is simulated.
 After an interruption the same command continues the demo. After a finished
 demo it begins a new study beside it.
@@ -30,7 +31,7 @@ Example: tuner demo --seed 7`,
 		Flags: []cli.Flag{
 			rootFlagOf(demoRoot(), "$XDG_STATE_HOME/tuner/demo"),
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "`seed` of points, requests and arrivals"},
-			&cli.StringFlag{Name: "sampler", Value: "tpe", Usage: "`sampler`: gp, tpe, random, halton or grid"},
+			&cli.StringFlag{Name: "sampler", Value: "gp", Usage: "`sampler`: gp, tpe, random, halton or grid"},
 			&cli.BoolFlag{Name: "print", Usage: "print the study file and do nothing"},
 		},
 		Action: func(c *cli.Context) error {
@@ -76,7 +77,7 @@ func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
 			name = fmt.Sprintf("%s-%d", base, n)
 			continue
 		}
-		text := strings.NewReplacer("name: demo", "name: "+name, "{name: tpe, seed: 1}", fmt.Sprintf("{name: %s, seed: %d}", sampler, seed)).
+		text := strings.NewReplacer("name: demo", "name: "+name, "{name: gp, seed: 1}", fmt.Sprintf("{name: %s, seed: %d}", sampler, seed)).
 			Replace(string(demoFile))
 		return studyfile.Parse("demo.yaml", []byte(text))
 	}

@@ -61,7 +61,7 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 // decide both. This test takes three seeds; BenchmarkDemoRegret takes twenty.
 func TestDemoFindsAGoodPoint(t *testing.T) {
 	realtime.Only(t, "whole demos on three seeds")
-	regrets, better, _ := demoRegrets(t, "tpe", 3)
+	regrets, better, _ := demoRegrets(t, "gp", 3)
 	if median := regrets[1]; median > 0.07 || better != 3 {
 		t.Errorf("regrets %.3f, %d of 3 better than the default; want a median of at most 0.07 and all better", regrets, better)
 	}
@@ -92,9 +92,9 @@ func TestDemoFileIsAStudy(t *testing.T) {
 		}
 	}
 	root := t.TempDir()
-	dir := filepath.Join(root, "demo-tpe-42")
+	dir := filepath.Join(root, "demo-gp-42")
 	must(t, os.Mkdir(dir, 0o700), os.WriteFile(filepath.Join(dir, "study.db"), []byte("damaged"), 0o600))
-	if f, err := demoStudy(root, "tpe", 42); err != nil || f.Name != "demo-tpe-42-2" {
-		t.Errorf("beside a damaged demo demoStudy(tpe, 42) = %+v, %v", f, err)
+	if f, err := demoStudy(root, "gp", 42); err != nil || f.Name != "demo-gp-42-2" {
+		t.Errorf("beside a damaged demo demoStudy(gp, 42) = %+v, %v", f, err)
 	}
 }

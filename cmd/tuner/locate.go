@@ -82,7 +82,7 @@ func locate(root, arg string) (string, error) {
 func reportOptions(study studies.Study) report.Options {
 	o := report.Options{Now: time.Now()}
 	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // a study file from another version of tuner may not parse
-		o.Planned, o.Margin = file.Budget.Trials, file.Advice.Margin
+		o.Planned, o.Margin = file.Budget.Planned(), file.Advice.Margin
 	}
 	return o
 }

@@ -6,6 +6,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -38,11 +39,24 @@ func TestAStudyOfSchema4GoesOn(t *testing.T) {
 		}
 	}
 	check("testdata/schema-4-before.csv")
+	asOld(t, filepath.Join(root, "small.yaml"))
 	command(t, "run", filepath.Join(root, "small.yaml"), "--root", root)
 	check("testdata/schema-4-after.csv")
 	if _, err := os.Stat(filepath.Join(root, "small", "backup", "schema-4.db")); err != nil {
 		t.Errorf("the old database was not kept: %v", err)
 	}
+}
+
+// asOld makes a study file ask for what the old tuner did: each point measured in full, and nothing confirmed.
+func asOld(t *testing.T, path string) {
+	t.Helper()
+	text, err := os.ReadFile(path)
+	must(t, err)
+	asked := regexp.MustCompile(`(?m)^budget: \{`).ReplaceAllString(string(text), "budget: {min_gain: 0, confirm: 0, ")
+	if asked == string(text) {
+		t.Fatalf("%s has no budget to change", path)
+	}
+	must(t, os.WriteFile(path, []byte(regexp.MustCompile(`(?m)^sampler: \{`).ReplaceAllString(asked, "sampler: {presets: false, ")), 0o600))
 }
 
 // checkOldTrials compares the first columns of an exported table with what the old tuner exported. They must be equal,

@@ -111,7 +111,7 @@ func TestOptuna(t *testing.T) {
 	must(t, err)
 	root := t.TempDir()
 	command(t, "demo", "--root", root)
-	for _, study := range []studies.Study{snapshot(t, filepath.Join(root, "demo-tpe-1")), everyState(t, root)} {
+	for _, study := range []studies.Study{snapshot(t, filepath.Join(root, "demo-gp-1")), everyState(t, root)} {
 		file := filepath.Join(t.TempDir(), "study.db")
 		command(t, "export", filepath.Join(root, study.Name), "--format", "optuna", "-o", file)
 		t.Run("dashboard "+study.Name, func(t *testing.T) {

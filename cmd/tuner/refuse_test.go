@@ -65,7 +65,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 				c.set(t, dir)
 			}
 			text := "version: 1\nname: s\n" + c.file + "slo: {ttft_p99: 1000ms}\nworkload: {kind: random, requests: 200}\n" +
-				"parameters: {max-num-seqs: {int: [16, 64]}}\nbudget: {trials: 2}\nprobe: {seconds: 5, min_requests: 100, lead_in: 1s}\n"
+				"parameters: {max-num-seqs: {int: [16, 64]}}\nbudget: {confirm: 0, trials: 2}\nprobe: {seconds: 5, min_requests: 100, lead_in: 1s}\n"
 			if c.edit != nil {
 				text = c.edit(text)
 			}

@@ -130,7 +130,7 @@ func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Stor
 	if err := reclaim(store.Dir(), "run", o.stderr); err != nil {
 		return nil, nil, err
 	}
-	before, err := store.History()
+	before, err := store.History(tuner.Compared)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -273,11 +273,11 @@ func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 // watchers starts the progress display and, with --listen, the metrics server. watch passes an event to them; stop ends
 // them.
 func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
-	progress := newProgress(o.stderr, before, p.Names(), p.File.Budget.Trials)
+	progress := newProgress(o.stderr, before, p.Names(), p.File.Budget.Planned())
 	if o.socket == nil {
 		return progress.watch, func() error { progress.shown.End(); return nil }
 	}
-	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Trials)
+	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Planned())
 	server.Resume(before)
 	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", server.Address)
 	watch = func(e tuner.Event) {

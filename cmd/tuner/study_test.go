@@ -29,7 +29,7 @@ parameters:
   max-num-seqs: {int: [2, 12], log: true}
   max-num-batched-tokens: {int: [256, 2048], log: true}
 sampler: {name: tpe, seed: 3}
-budget: {trials: %d}
+budget: {confirm: 0, trials: %d}
 probe: {seconds: %g, min_requests: 50, lead_in: 1s, start_rate: 20, max_rate: 60, tolerance: 0.3, max_probes: 4}
 cache: {protocol: reset, prime_rate: 20}
 `

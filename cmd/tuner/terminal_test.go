@@ -159,7 +159,7 @@ server: {simulate: small-fast}
 slo: {ttft_p99: 1000ms}
 workload: {kind: random, requests: 200}
 parameters: {max-num-seqs: {int: [16, 64]}, max-num-batched-tokens: {int: [512, 8192]}, gpu-memory-utilization: {float: [0.8, 0.97]}}
-budget: {trials: 3}
+budget: {confirm: 0, trials: 3}
 probe: {seconds: 5, min_requests: 100, lead_in: 1s}
 `
 

@@ -69,7 +69,7 @@ func studyOf(p *plan.Plan, store *studies.Store, o runOptions, observe func(tune
 	}
 	return &tuner.Study{
 		Store: store, Runner: runner, Space: p.Space, Sampler: p.Sampler, Current: p.Current, FixedArgs: p.File.Server.Args,
-		Presets: p.File.Sampler.Presets, Confirm: p.File.Budget.Confirm,
+		Presets: p.File.Sampler.Learns() && p.File.Sampler.Presets, Confirm: p.File.Budget.Confirm,
 		Budget:      tuner.Budget{Trials: p.File.Budget.Trials, GPUTime: p.File.Budget.GPUTime, MinGain: p.File.Budget.MinGain},
 		AcceptDrift: o.acceptDrift, Finish: o.finish, Observe: observe,
 	}, nil

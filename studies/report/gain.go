@@ -59,6 +59,29 @@ func gainOf(best studies.Trial, trials []studies.Trial, among int) *gain {
 	return g
 }
 
+// confirmGain compares the confirmed trial with the confirmed reference, if there is one. Both had the same fresh requests.
+func (b *Winner) confirmGain(confirmed studies.Trial, trials []studies.Trial, finalists int) {
+	if b.Gain == nil || b.Gain.Trial == b.Found.Number {
+		return
+	}
+	for _, searched := range trials {
+		for _, t := range trials {
+			if searched.Number != b.Gain.Trial || t.Origin != studies.Confirmed || !t.Met() || t.Point.String() != searched.Point.String() {
+				continue
+			}
+			g := *b.Gain
+			g.reference, g.Comparison, g.Among, g.Distinguishable = t.Result.Capacity, nil, 0, false
+			g.Ratio, g.Bound = ratio(confirmed.Result.Capacity, g.reference)
+			if c, ok := capacity.Compare(confirmed.Result.Capacity, g.reference); ok {
+				g.Among = max(1, finalists-1)
+				g.Comparison = new(c.Among(g.Among))
+				g.Distinguishable = g.Comparison.Distinguishable()
+			}
+			b.Gain = &g
+		}
+	}
+}
+
 // lastMeasured returns the index of the newest measured trial of an origin, or -1. It prefers trials whose load
 // generator was in time.
 func lastMeasured(trials []studies.Trial, origin studies.Origin) int {

@@ -9,6 +9,7 @@ import (
 	"github.com/samber/lo"
 
 	"vllmtuner/render"
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 )
 
@@ -19,6 +20,8 @@ type priorSource struct {
 	Best   float64 `json:"best_rps,omitempty"` // as measured there; absent when nothing met the SLO
 	Here   float64 `json:"here_rps,omitempty"` // the same point measured here; absent when it was not, or did not meet the SLO
 	Trial  *int    `json:"trial,omitempty"`    // the trial that measured it here
+
+	lost bool // the trial lost the race before anything passed
 }
 
 // priorSources returns the sources in the order in which they were added.
@@ -32,9 +35,11 @@ func priorSources(study studies.Study) (all []priorSource) {
 			}
 		}
 		for _, t := range study.Trials {
-			if s.Best > 0 && measured(t) && t.Point.String() == point {
+			raced := t.State == studies.Done && t.Result.Class == serverctl.DroppedByRace
+			if s.Best > 0 && (measured(t) || raced) && t.Origin != studies.Confirmed && t.Point.String() == point {
 				s.Trial = new(t.Number)
-				if t.Met() { // a trial that did not meet the SLO has no capacity
+				s.lost = raced
+				if t.Met() || t.Result.Capacity.Known() { // others have no capacity
 					s.Here = t.Result.Capacity.Rate
 				}
 			}
@@ -61,6 +66,8 @@ func (s priorSource) String() string {
 		return text + "; none met the SLO"
 	case s.Trial == nil:
 		return text + fmt.Sprintf("; best %s req/s there, not measured here yet", render.Number(s.Best))
+	case s.Here == 0 && s.lost:
+		return text + fmt.Sprintf("; best %s req/s there, lost the race here (trial %d)", render.Number(s.Best), *s.Trial)
 	case s.Here == 0:
 		return text + fmt.Sprintf("; best %s req/s there, failed at every rate here (trial %d)", render.Number(s.Best), *s.Trial)
 	}

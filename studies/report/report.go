@@ -116,6 +116,7 @@ func bestIn(trials []studies.Trial) (Winner, bool) {
 	b.Gain = gainOf(*found, trials, among)
 	if confirmed != nil {
 		b.Trial, among = *confirmed, finalists
+		b.confirmGain(*confirmed, trials, finalists)
 	}
 	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among)
 	return b, true

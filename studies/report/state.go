@@ -100,7 +100,7 @@ func resultText(t studies.Trial) string {
 // dropped says which trials were dropped, and why. It shows the newest trial of each class.
 func (l *lines) dropped(study studies.Study) {
 	dropped := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool {
-		return t.State == studies.Done && t.Result.Outcome == trial.Dropped
+		return t.State == studies.Done && t.Result.Outcome == trial.Dropped && t.Result.Class != serverctl.DroppedByRace
 	})
 	newest := lo.KeyBy(dropped, func(t studies.Trial) serverctl.Class { return t.Result.Class })
 	for _, class := range slices.Sorted(maps.Keys(newest)) {
@@ -155,7 +155,9 @@ func countsText(s Summary) string {
 	say(s.Met, "%d met the SLO")
 	say(s.Limited, "%d of them with a late load generator")
 	say(s.Unmet, "%d not known to meet the SLO at any rate")
-	say(s.Dropped, "%d dropped")
+	raced := s.Classes[serverctl.DroppedByRace]
+	say(raced, "%d lost the race")
+	say(s.Dropped-raced, "%d dropped")
 	say(s.Infeasible, "%d infeasible")
 	say(s.Unknown, "%d unknown")
 	if len(counts) == 0 {
@@ -164,6 +166,9 @@ func countsText(s Summary) string {
 	text := strings.Join(counts, ", ")
 	var classes []string
 	for _, c := range classNames(s.Classes) {
+		if c == serverctl.DroppedByRace {
+			continue
+		}
 		classes = append(classes, fmt.Sprintf("%s %d", c, s.Classes[c]))
 	}
 	if len(classes) > 0 {

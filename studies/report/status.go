@@ -235,7 +235,7 @@ const maxLastLines = 5
 // LastWords says why a trial failed or was dropped. For a failed server it shows the log line that proves the cause,
 // and the last lines of the log. It returns nil for a trial that was measured.
 func LastWords(t studies.Trial, width int) []string {
-	if t.State != studies.Done || measured(t) {
+	if t.State != studies.Done || measured(t) || t.Result.Class == serverctl.DroppedByRace { // the line of a lost race says all
 		return nil
 	}
 	if t.Result.Outcome == trial.Dropped {

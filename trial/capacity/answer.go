@@ -105,8 +105,8 @@ func (l *searchState) addInterval(c *Capacity) {
 	switch c.Bound {
 	case Exact:
 		c.Rate, c.Binding = rate, e.limit
-		l.reconcile(c)
 		c.setError(e.stdErr, e.pieces)
+		l.reconcile(c)
 		if now := halfWidth(e.stdErr); l.Precision > 0 && now > 1.1*l.Precision {
 			c.addDoubt("it is known to ±%.2g %%; ±%.3g %% was wanted", 100*now, 100*l.Precision)
 		}
@@ -132,8 +132,11 @@ func (c *Capacity) raced(rate, stdErr float64, e *estimate) {
 }
 
 // reconcile sets the bracket to the verdicts next to the estimated rate that agree with it. It adds a doubt if verdicts
-// contradict the rate. The rate stays: a single verdict is one draw, and the estimate knows all requests. Capacities that
-// were lifted to a lucky pass would tie, and the search would believe the luck.
+// contradict the rate.
+//
+// A verdict is one draw, and the estimate knows all requests. So a rate may lie below a rate that passed, or above one
+// that failed, but by no more than its standard error: a fit that is farther off has the wrong shape. Capacities that
+// were lifted to a lucky pass would tie, and a search would believe the luck.
 func (l *searchState) reconcile(c *Capacity) {
 	rate := c.Rate
 	var pass, fail *Step // the nearest steps whose verdicts agree with the rate
@@ -152,6 +155,9 @@ func (l *searchState) reconcile(c *Capacity) {
 	}
 	if pass == nil || fail == nil { // no lower step passed, or no higher step failed
 		c.addDoubt("all requests together estimate %.4g req/s, outside the rates that passed and failed", rate)
+		off := math.Exp(c.StdErr)
+		c.Rate = min(max(rate, c.Low/off), c.High*off)
+		c.Lowest, c.Highest = min(c.Lowest, c.Rate), max(c.Highest, c.Rate)
 		return
 	}
 	c.Low, c.High = pass.Rate, fail.Rate

@@ -183,7 +183,7 @@ func (l *searchState) next() (rate float64, why string) {
 	case len(l.steps) >= l.MaxProbes:
 		return 0, "the budget of " + render.Count(len(l.steps), "probe") + " is spent"
 	case l.Cost != nil && l.Budget > 0 && l.spent+l.Cost(rate) > l.Budget && len(l.steps) > 0:
-		return 0, fmt.Sprintf("the time for probes, %s, is spent", l.Budget)
+		return 0, fmt.Sprintf("the time for probes, %s, is spent", render.Span(l.Budget))
 	}
 	return rate, ""
 }

@@ -100,6 +100,9 @@ type Sampler struct {
 	Presets bool // whether points that do well on many servers are measured first
 }
 
+// Learns reports whether the sampler learns from the trials before. Only such a sampler gains by presets.
+func (s Sampler) Learns() bool { return s.Name == "gp" || s.Name == "tpe" }
+
 // Samplers are the legal names of a Sampler.
 var Samplers = []string{"gp", "tpe", "random", "halton", "grid"}
 
@@ -109,6 +112,15 @@ type Budget struct {
 	GPUTime time.Duration
 	MinGain float64 // gain in the capacity that is worth more GPU time, 0.01 for 1 %
 	Confirm int     // number of best points that are measured once more at the end; 0 means none
+}
+
+// Planned is how many trials the study may run: those of the search, and the confirmations of its best points and of the
+// default.
+func (b Budget) Planned() int {
+	if b.Confirm == 0 {
+		return b.Trials
+	}
+	return b.Trials + b.Confirm + 1
 }
 
 // Probe says how one rate is measured, and how the search for the capacity works.
