@@ -118,7 +118,7 @@ func capacityCells(t studies.Trial) []cell {
 		r, simulated = t.Result, t.Result.Facts.Simulated
 	}
 	c := r.Capacity
-	if t.Met() { // otherwise c.Rate is the lowest rate that failed
+	if t.Met() || c.Known() { // otherwise c.Rate is the lowest rate that failed
 		rate = c.Rate
 	}
 	return []cell{

@@ -1,0 +1,169 @@
+package capacity
+
+import (
+	"context"
+	"math"
+	"math/rand/v2"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// A twin is a server that has the same noise in each draw as all others like it. Its headroom falls as its batch grows: by one
+// where the rate grows by a factor of e.
+type twin struct {
+	capacity float64 // requests per second
+	noise    float64 // of its own, beside the noise of the draw
+	rng      *rand.Rand
+	binding  string
+	probed   []float64
+}
+
+// hardness is how far a draw moves the capacity of every server, in ln rate.
+func hardness(draw int) float64 { return 0.1 * math.Sin(float64(7*draw+3)) }
+
+func (s *twin) probe(_ context.Context, rate float64) (Outcome, error) {
+	draw := len(s.probed)
+	s.probed = append(s.probed, rate)
+	h := math.Log(s.capacity/rate) + hardness(draw) + s.noise*s.rng.NormFloat64()
+	each := strings.Repeat(string(kept), 300)
+	return Outcome{
+		Pass: h >= 0, Headroom: max(-3, min(3, h)), Binding: s.binding, InFlight: 20 * rate, Seen: 1,
+		Evidence: &Evidence{Rate: rate, Draw: draw, Limits: []LimitEvidence{{Name: s.binding, Allowed: 0.01, Each: each}}},
+	}, nil
+}
+
+func twinServer(capacity float64, seed uint64) *twin {
+	return &twin{capacity: capacity, noise: 0.03, rng: rand.New(rand.NewPCG(seed, 5)), binding: "p99 TPOT"}
+}
+
+// raceAgainst returns a race against a server of capacity 2 that was measured in full.
+func raceAgainst(t *testing.T, seed uint64) Search {
+	t.Helper()
+	best, err := search(2).Find(t.Context(), twinServer(2, seed).probe)
+	if err != nil || best.Bound != Exact {
+		t.Fatalf("the best: %+v, %v", best, err)
+	}
+	best.StdErr = 0.05
+	s := search(1)
+	s.Race = Race{Best: best, Steps: best.Steps, MinGain: 0.01}
+	return s
+}
+
+func TestARaceSpendsLittleOnLosers(t *testing.T) {
+	for _, row := range []struct {
+		name      string
+		part      float64 // of the best capacity
+		maxProbes float64 // mean
+		wins      bool
+	}{
+		{"half as good", 0.5, 2, false},
+		{"a tenth worse", 0.9, 1.6, false},
+		{"as good", 1, 3.5, false},
+		{"a tenth better", 1.1, 5, true},
+		{"twice as good", 2, 9, true},
+	} {
+		const seeds = 40
+		probes, won, off := 0, 0, 0.0
+		for seed := range uint64(seeds) {
+			s, server := raceAgainst(t, seed), twinServer(2*row.part, seed+1000)
+			c, err := s.Find(t.Context(), server.probe)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(server.probed) != c.Probes || c.Why == "" {
+				t.Fatalf("%s, seed %d: %+v after %v", row.name, seed, c, server.probed)
+			}
+			if c.Bound != AtMost {
+				off += math.Abs(math.Log(c.Rate / s.Race.Best.Rate / row.part))
+			}
+			probes += c.Probes
+			if c.Met() && c.Carried() > s.Race.Best.Carried() {
+				won++
+			}
+		}
+		if mean := float64(probes) / seeds; mean > row.maxProbes {
+			t.Errorf("%s: %.1f probes a race, want at most %g", row.name, mean, row.maxProbes)
+		}
+		if row.wins && won < seeds*8/10 || row.part < 0.95 && won > seeds/20 {
+			t.Errorf("%s: won %d of %d races", row.name, won, seeds)
+		}
+		if row.part > 0.6 && off/seeds > 0.06 {
+			t.Errorf("%s: the ratio is off by %.3f in the mean, want at most 0.06", row.name, off/seeds)
+		}
+	}
+}
+
+// Only the requests that both servers had are compared. The first draw is a hard one here, which makes no server worse.
+func TestAHardDrawMakesNoLoser(t *testing.T) {
+	s := raceAgainst(t, 3)
+	s.MaxProbes = 1
+	server := twinServer(2*1.02, 4)
+	c, err := s.Find(t.Context(), server.probe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	alone := math.Log(server.probed[0]) - math.Log(2*1.02)
+	if ratio := c.Rate / s.Race.Best.Rate; math.Abs(math.Log(ratio/1.02)) > 0.08 || c.StdErr == 0 || math.Abs(alone) < 0.02 {
+		t.Errorf("one probe tells a ratio of %.3f (%+v), want 1.02", ratio, c)
+	}
+}
+
+// A pass alone may be luck, so it is no capacity that could win.
+func TestAPassAloneDoesNotWin(t *testing.T) {
+	s := raceAgainst(t, 1)
+	s.MaxProbes = 1
+	c, err := s.Find(t.Context(), twinServer(4, 1).probe)
+	if err != nil || c.Met() || c.Bound != Estimated || c.Low == 0 || c.High != 0 {
+		t.Errorf("after a single pass: %+v, %v; want an estimate", c, err)
+	}
+}
+
+// A server that fails at once and tells nothing is given up before it costs much.
+func TestAHopelessServerIsGivenUp(t *testing.T) {
+	s := raceAgainst(t, 1)
+	n := 0
+	c, err := s.Find(t.Context(), func(context.Context, float64) (Outcome, error) {
+		n++
+		return Outcome{Headroom: -3, Binding: "error rate", Seen: 0.1}, nil
+	})
+	if err != nil || n != maxLost || c.Bound != AtMost || !strings.HasPrefix(c.Why, "lost the race") {
+		t.Errorf("after %d probes %+v, %v; want at most after %d", n, c, err, maxLost)
+	}
+}
+
+// A race ends for any verdicts, stays between the lowest and the highest rate, and goes on after an interruption as it
+// would have without one.
+func TestARaceEndsAndResumesForAnyAnswers(t *testing.T) {
+	for seed := range uint64(300) {
+		rng := rand.New(rand.NewPCG(seed, 2))
+		s := raceAgainst(t, seed)
+		s.Min, s.Max, s.MaxProbes = 0.5+rng.Float64(), 2+rng.Float64()*4, 1+rng.IntN(12)
+		var steps []Step
+		whole, err := s.Find(t.Context(), func(_ context.Context, rate float64) (Outcome, error) {
+			if rate < s.Min || rate > s.Max {
+				t.Fatalf("seed %d: probed %g outside %g..%g", seed, rate, s.Min, s.Max)
+			}
+			o, _ := twinServer(math.Exp(rng.NormFloat64()), seed).probe(t.Context(), rate)
+			o.Pass, o.Headroom, o.Evidence.Draw, o.Seen = rng.IntN(2) == 0, 4*rng.NormFloat64(), len(steps), rng.Float64()+0.5
+			steps = append(steps, Step{rate, o})
+			return o, nil
+		})
+		if err != nil || whole.Probes > s.MaxProbes || math.IsNaN(whole.Rate) || whole.Rate <= 0 || whole.Lowest > whole.Rate {
+			t.Fatalf("seed %d: %+v, %v", seed, whole, err)
+		}
+		had := rng.IntN(len(steps) + 1)
+		s.Known = steps[:had]
+		at := had
+		again, err := s.Find(t.Context(), func(_ context.Context, rate float64) (Outcome, error) {
+			if at >= len(steps) || steps[at].Rate != rate {
+				t.Fatalf("seed %d: after %d steps it probes %g, want %v", seed, at, rate, steps[at:])
+			}
+			at++
+			return steps[at-1].Outcome, nil
+		})
+		if err != nil || !reflect.DeepEqual(again, whole) {
+			t.Fatalf("seed %d: resumed after %d steps: %+v, %v; want %+v", seed, had, again, err, whole)
+		}
+	}
+}

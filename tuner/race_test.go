@@ -1,0 +1,192 @@
+package tuner
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/serverctl"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/space"
+)
+
+// racing returns a study that races, and confirms its best point and the default.
+func racing(t *testing.T, store Store, trials int) *Study {
+	t.Helper()
+	s := study(t, store, trial.Reset, trials)
+	s.Presets, s.Confirm, s.Budget.MinGain = true, 1, 0.01
+	s.Runner.Search.Race.MinGain = 0.01
+	s.Runner.Confirm = trial.Lengths{LeadIn: 2 * time.Second, Window: 10 * time.Second, MinRequests: 100}
+	return s
+}
+
+// A study measures the default in full, lets all others race against the best, and confirms the best and the default
+// with requests and lengths of their own.
+func TestAStudyRacesAndConfirms(t *testing.T) {
+	store := open(t, t.TempDir())
+	mustRun(t, racing(t, store, 6))
+	trials := stored(t, store).Trials
+	var origins []string
+	for _, one := range trials {
+		origins = append(origins, string(one.Origin))
+		c := one.Result.Capacity
+		if raced := one.Result.Class == serverctl.DroppedByRace; raced && (one.Met() || c.Met() || !strings.HasPrefix(c.Why, "lost the race")) {
+			t.Errorf("trial %d lost the race, and has %+v", one.Number, c)
+		}
+	}
+	want := "default current preset sampler sampler sampler confirm"
+	if len(trials[6].Point) > 0 {
+		want += " confirm" // the default, which is confirmed in any case
+	}
+	if got := strings.Join(origins, " "); got != want {
+		t.Fatalf("the trials are %q, want %q", got, want)
+	}
+	first, last := trials[6], trials[len(trials)-1]
+	if len(last.Point) != 0 {
+		t.Errorf("confirmed %v and %v, want the best and the default", first.Point, last.Point)
+	}
+	for _, p := range first.Probes {
+		if p.Measurement.Window < 10*time.Second {
+			t.Errorf("a confirming probe has a window of %s, want at least 10 s", p.Measurement.Window)
+		}
+	}
+}
+
+// A study that is interrupted at any write resumes to the same races, confirmations and answers.
+func TestARacingStudyResumesEqually(t *testing.T) {
+	whole := open(t, t.TempDir())
+	counting, writes := killedAt(whole, 0, false)
+	mustRun(t, racing(t, counting, 4))
+	want := answers(t, whole)
+	for at := 5; at <= *writes; at += 11 {
+		dir := t.TempDir()
+		first := open(t, dir)
+		killed, _ := killedAt(first, at, false)
+		if _, err := racing(t, killed, 4).Run(t.Context()); err == nil {
+			t.Fatalf("the study was not killed at write %d", at)
+		}
+		first.Close()
+		second := open(t, dir)
+		mustRun(t, racing(t, second, 4))
+		got := answers(t, second)
+		for i := range want {
+			a, b := got[i].Result.Capacity, want[i].Result.Capacity
+			if got[i].Point.String() != want[i].Point.String() || a.Rate != b.Rate || a.Bound != b.Bound || len(got[i].Probes) != len(want[i].Probes) {
+				t.Fatalf("killed at write %d: trial %d is %v %s %g, want %v %s %g", at, i, got[i].Point, a.Bound, a.Rate, want[i].Point, b.Bound, b.Rate)
+			}
+		}
+		second.Close()
+	}
+}
+
+// The GPU time bounds a study to within one probe, and nothing is confirmed beyond it.
+func TestGPUTimeBoundsAStudy(t *testing.T) {
+	full := open(t, t.TempDir())
+	mustRun(t, racing(t, full, 5))
+	var all, longest time.Duration
+	for _, one := range stored(t, full).Trials {
+		all += one.Result.GPUTime
+		for _, p := range one.Probes {
+			longest = max(longest, p.GPUTime)
+		}
+	}
+	for part := time.Duration(2); part <= 8; part += 2 {
+		s := racing(t, open(t, t.TempDir()), 5)
+		s.Budget.GPUTime = all * part / 10
+		end, err := s.Run(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		history, err := s.Store.History(Compared)
+		if err != nil {
+			t.Fatal(err)
+		}
+		start := history.Trials[len(history.Trials)-1].Result.Facts.StartUp
+		if used := spent(history); used > s.Budget.GPUTime+longest+start+30*time.Second || !end.Spent && !strings.Contains(end.Why, "budget.trials") {
+			t.Errorf("with %s the study took %s (%+v), want at most one start and one probe (%s) more", s.Budget.GPUTime, used, end, longest)
+		}
+	}
+}
+
+// A trial costs at most a multiple of the median trial, once that is known.
+func TestATrialHasABudget(t *testing.T) {
+	done := func(took time.Duration) studies.Trial {
+		return studies.Trial{State: studies.Done, Result: trial.Result{Outcome: trial.Measured, GPUTime: took}}
+	}
+	for _, row := range []struct {
+		name    string
+		trials  []studies.Trial
+		gpuTime time.Duration
+		origin  studies.Origin
+		want    time.Duration
+	}{
+		{"nothing is known", nil, 0, studies.Default, unpricedTrial},
+		{"a few trials", []studies.Trial{done(time.Hour), done(time.Minute), done(5 * time.Minute)}, 0, studies.Sampled, 15 * time.Minute},
+		{"crashes are no price", []studies.Trial{{State: studies.Done, Result: trial.Result{Outcome: trial.Infeasible, GPUTime: time.Second}}}, 0, studies.Sampled, unpricedTrial},
+		{"little is left", []studies.Trial{done(50 * time.Minute)}, time.Hour, studies.Sampled, 10 * time.Minute},
+		{"nothing is left", []studies.Trial{done(2 * time.Hour)}, time.Hour, studies.Sampled, time.Second},
+		{"a confirmation has longer probes", []studies.Trial{done(time.Minute), done(time.Minute), done(time.Minute)}, 0, studies.Confirmed, unpricedTrial},
+	} {
+		for i := range row.trials {
+			row.trials[i].Number = i
+		}
+		s := &Study{Budget: Budget{GPUTime: row.gpuTime}}
+		if got := s.trialBudget(studies.Study{Trials: row.trials}, row.origin); got != row.want {
+			t.Errorf("%s: the trial may take %s, want %s", row.name, got, row.want)
+		}
+	}
+}
+
+// Presets are legal points of any space, and at most one for each set of values that remains.
+func TestPresetsFitTheSpace(t *testing.T) {
+	for _, row := range []struct {
+		name       string
+		parameters []space.Parameter
+		want       []string
+	}{
+		{"all flags", []space.Parameter{
+			{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.8, Max: 0.97, Step: 0.01},
+			{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true},
+			{Name: "max-num-batched-tokens", Kind: space.Int, Min: 1024, Max: 32768, Log: true},
+		}, []string{"gpu-memory-utilization=0.95 max-num-batched-tokens=8192 max-num-seqs=128"}},
+		{"a range that ends below", []space.Parameter{
+			{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.5, Max: 0.9, Step: 0.01},
+			{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 64},
+		}, []string{"gpu-memory-utilization=0.9 max-num-seqs=64"}},
+		{"choices without the preset's", []space.Parameter{{Name: "max-num-seqs", Kind: space.Categorical, Choices: []string{"7", "9"}}}, nil},
+		{"no flag of a preset", []space.Parameter{{Name: "block-size", Kind: space.Int, Min: 8, Max: 32}}, nil},
+	} {
+		s, err := space.New(row.parameters, nil, nil, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, p := range presetPoints(s) {
+			if name := p.String(); !slices.Contains(got, name) {
+				got = append(got, name)
+			}
+		}
+		if !slices.Equal(got, row.want) {
+			t.Errorf("%s: presets %v, want %v", row.name, got, row.want)
+		}
+	}
+}
+
+// The incumbent is never a trial that lost the race, nor a confirmation.
+func TestOnlyTheSearchHasAnIncumbent(t *testing.T) {
+	of := func(number int, origin studies.Origin, outcome trial.Outcome, bound capacity.Bound, rate float64) studies.Trial {
+		return studies.Trial{Number: number, Origin: origin, State: studies.Done, Result: trial.Result{
+			Outcome: outcome, Capacity: capacity.Capacity{Rate: rate, Low: rate, High: rate, Bound: bound},
+		}}
+	}
+	best, found := Incumbent(studies.Study{Trials: []studies.Trial{
+		of(0, studies.Default, trial.Measured, capacity.Exact, 2), of(1, studies.Sampled, trial.Dropped, capacity.Estimated, 9),
+		of(2, studies.Sampled, trial.Measured, capacity.Exact, 3), of(3, studies.Confirmed, trial.Measured, capacity.Exact, 8),
+	}})
+	if !found || best.Number != 2 {
+		t.Errorf("the incumbent is trial %d, want 2", best.Number)
+	}
+}
