@@ -11,7 +11,7 @@ import (
 const (
 	// maxTrialCost is the most GPU time that a trial may take, as a multiple of the median trial. A search that gallops
 	// down from a hopeless point then ends with what it knows.
-	maxTrialCost = 3
+	maxTrialCost = 5
 	// minPriced trials must have measured something before their median says what a trial costs.
 	minPriced = 3
 	// unpricedTrial is the limit before that. A search without a hint takes six probes of ten minutes at a low rate.

@@ -124,7 +124,7 @@ func TestATrialHasABudget(t *testing.T) {
 		want    time.Duration
 	}{
 		{"nothing is known", nil, 0, studies.Default, unpricedTrial},
-		{"a few trials", []studies.Trial{done(time.Hour), done(time.Minute), done(5 * time.Minute)}, 0, studies.Sampled, 15 * time.Minute},
+		{"a few trials", []studies.Trial{done(time.Hour), done(time.Minute), done(5 * time.Minute)}, 0, studies.Sampled, 25 * time.Minute},
 		{"crashes are no price", []studies.Trial{{State: studies.Done, Result: trial.Result{Outcome: trial.Infeasible, GPUTime: time.Second}}}, 0, studies.Sampled, unpricedTrial},
 		{"little is left", []studies.Trial{done(50 * time.Minute)}, time.Hour, studies.Sampled, 10 * time.Minute},
 		{"nothing is left", []studies.Trial{done(2 * time.Hour)}, time.Hour, studies.Sampled, time.Second},

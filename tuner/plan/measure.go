@@ -27,6 +27,7 @@ const confirmWindows = 2
 const (
 	TypicalStart  = 150 * time.Second
 	TypicalProbes = 4
+	TypicalRace   = 2 // mean number of probes in a race, and in a confirmation
 )
 
 // Runner returns a Runner with the settings of the plan. The caller must set its Start.
@@ -35,10 +36,8 @@ func (p *Plan) Runner() *trial.Runner {
 	return &trial.Runner{
 		WorstCase: f.Probe.WorstCase, MinAcceptance: f.Speculation.MinAcceptance, MinDrafted: f.Speculation.MinDrafted,
 		Source: p.Source, SLO: f.SLO, Seed: p.Seed,
-		Lengths: trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
-		Confirm: trial.Lengths{
-			LeadIn: max(f.Probe.LeadIn, trial.DefaultLeadIn(f.SLO, p.Source, p.Protocol())), Window: confirmWindows * f.Probe.Window, MinRequests: f.Probe.MinRequests,
-		},
+		Lengths:   trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
+		Confirm:   p.confirm(),
 		Cache:     p.Protocol(),
 		PrimeRate: f.Cache.PrimeRate,
 		Marks:     p.Marks(),
@@ -49,6 +48,15 @@ func (p *Plan) Runner() *trial.Runner {
 			Hint: f.Probe.StartRate, Min: f.Probe.MinRate, Max: f.Probe.MaxRate,
 			Race: capacity.Race{MinGain: f.Budget.MinGain}, Factor: Gallop, Tolerance: f.Probe.Tolerance, MaxProbes: f.Probe.MaxProbes, Precision: f.Probe.Precision,
 		},
+	}
+}
+
+// confirm returns the lengths of the probes that confirm a point.
+func (p *Plan) confirm() trial.Lengths {
+	f := p.File
+	return trial.Lengths{
+		LeadIn: max(f.Probe.LeadIn, trial.DefaultLeadIn(f.SLO, p.Source, p.Protocol())),
+		Window: confirmWindows * f.Probe.Window, MinRequests: f.Probe.MinRequests,
 	}
 }
 

@@ -28,14 +28,23 @@ func (p *Plan) Text() string {
 	var t render.Text
 	f := p.File
 	probe := f.Probe.LeadIn + p.Window()
-	each := TypicalStart + TypicalProbes*probe
+	each, probes := TypicalStart+TypicalProbes*probe, "in full"
+	if f.Budget.MinGain > 0 {
+		each, probes = TypicalStart+TypicalRace*probe, "in a race against the best"
+	}
+	all := each*time.Duration(f.Budget.Trials) + (TypicalProbes-TypicalRace)*probe // the first trial races against nobody
 	limit := ""
 	if f.Budget.GPUTime > 0 {
 		limit = fmt.Sprintf(" (at most %s, by budget.gpu_time)", render.Span(f.Budget.GPUTime))
 	}
-	all := each * time.Duration(f.Budget.Trials)
+	confirmations := ""
+	if n := f.Budget.Confirm; n > 0 {
+		all += time.Duration(n+1) * (TypicalStart + TypicalRace*(p.confirm().LeadIn+p.confirm().Window))
+		confirmations = fmt.Sprintf(", then the best %d and the default once more", n)
+	}
 	t.Line("plan: %s by %s, cache %s, window %s; about %s per trial, %s in all%s", render.Count(f.Budget.Trials, "trial"),
 		f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(all), limit)
+	t.Paragraph(fmt.Sprintf("each trial is measured %s%s", probes, confirmations), "  ")
 	if precision := f.Probe.Precision; precision > 0 {
 		longest := TypicalStart + time.Duration(f.Probe.MaxProbes)*probe
 		t.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), "+
