@@ -21,9 +21,9 @@ func demoCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "demo",
 		Usage: "run a complete study on a simulated H200, in seconds, without a GPU",
-		Description: `Runs sixteen trials on a simulated H200 in virtual time, and confirms the best,
-with the code of a real
-study. A calibrated model replaces the server, so every figure is simulated.
+		Description: `Runs sixteen trials on a simulated H200 in virtual time, and measures the
+best once more, with the code of a real study. A calibrated model replaces
+the server, so every figure is simulated.
 After an interruption the same command continues the demo. After a finished
 demo it begins a new study beside it.
 
