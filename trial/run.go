@@ -55,9 +55,10 @@ type Runner struct {
 
 // A Task is one trial to run.
 type Task struct {
-	Number int
-	Args   []string       // all args of the server after the model
-	Hint   func() float64 // returns the first rate of the search, called after Accept; nil or 0 means the Runner's Hint
+	Number   int
+	Args     []string       // all args of the server after the model
+	Hint     func() float64 // returns the first rate of the search, called after Accept; nil or 0 means the Runner's Hint
+	MaxFails int            // probes that may fail before the first passes; 0 means no limit
 	// Best returns the server that the point must beat, called after Accept. The search is then a race. Without Best, or if
 	// the server has no capacity, the search finds the point's own capacity.
 	Best   func() Rival

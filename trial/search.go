@@ -71,7 +71,7 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 			told(f)
 		}
 	}
-	search.Hint = t.firstRate
+	search.Hint, search.MaxFails = t.firstRate, t.task.MaxFails
 	if t.task.Hint != nil {
 		search.Hint = cmp.Or(t.task.Hint(), t.firstRate)
 	}

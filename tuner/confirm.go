@@ -57,9 +57,9 @@ func (s *Study) finalists(study studies.Study) (points []space.Point) {
 			points = append(points, reference)
 		}
 	}()
-	for _, number := range sampler.Recommend(s.Space, study.Seed, history(study), s.Confirm) {
+	for _, number := range sampler.Recommend(s.Space, study.Seed, history(study), len(study.Trials)) {
 		for _, t := range study.Trials {
-			if t.Number == number && t.Met() {
+			if t.Number == number && t.Met() && len(points) < s.Confirm {
 				points = append(points, t.Point)
 			}
 		}

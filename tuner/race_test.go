@@ -190,3 +190,29 @@ func TestOnlyTheSearchHasAnIncumbent(t *testing.T) {
 		t.Errorf("the incumbent is trial %d, want 2", best.Number)
 	}
 }
+
+// A study in which nothing keeps the SLO ends after a few points, and each of these costs little.
+func TestAHopelessStudyEndsEarly(t *testing.T) {
+	store := open(t, t.TempDir())
+	s := racing(t, store, 30)
+	s.Runner.SLO.Limits[1].Max = time.Microsecond // no server generates a token in this time
+	end, err := s.Run(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	trials := stored(t, store).Trials
+	measured := 0
+	for _, one := range trials {
+		if one.Result.Outcome == trial.Measured {
+			measured++
+		}
+	}
+	if measured != maxHopeless || !strings.Contains(end.Why, "keeps the SLO at any rate") {
+		t.Errorf("the study ended after %d measured trials: %+v; want %d", measured, end, maxHopeless)
+	}
+	for i, one := range trials {
+		if most := map[bool]int{true: maxFails, false: maxFailsAgain}[i == 0]; len(one.Probes) > most {
+			t.Errorf("trial %d has %d probes, want at most %d", i, len(one.Probes), most)
+		}
+	}
+}

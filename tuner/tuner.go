@@ -226,6 +226,8 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	case s.Budget.GPUTime > 0 && spent(study) >= s.Budget.GPUTime:
 		why := fmt.Sprintf("the GPU time of %s is spent after %s", render.Span(s.Budget.GPUTime), render.Count(done, "trial"))
 		return End{Why: why, Spent: true}, nil
+	case s.Budget.MinGain > 0 && hopeless(finished):
+		return End{Why: fmt.Sprintf("none of the first %d points keeps the SLO at any rate that was tried", done)}, nil
 	case s.promisesLittle(study):
 		return End{Why: fmt.Sprintf("no flags promise to gain %s (budget.min_gain)", render.Share(s.Budget.MinGain))}, nil
 	}
@@ -390,7 +392,12 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 		task.Confirm, task.Draw = true, firstConfirmingDraw
 		task.Hint = func() float64 { return rateOf(study.Present(), t.Point) }
 	case s.Budget.MinGain > 0:
+		task.MaxFails = maxFails
 		task.Best = func() trial.Rival { return toBeat(study, t.Version) }
+		if rate := lowestFailed(study.Present()); rate > 0 { // nothing has met the SLO yet
+			task.MaxFails = maxFailsAgain
+			task.Hint = func() float64 { return rate }
+		}
 	}
 	return s.Runner.Run(ctx, task)
 }

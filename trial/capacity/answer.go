@@ -92,7 +92,7 @@ func highestPass(steps []Step, limit float64) (rate float64) {
 // addInterval replaces the interpolated rate with the estimate from all requests, and adds the interval.
 func (l *searchState) addInterval(c *Capacity) {
 	e, ok := l.estimate()
-	if l.Race.on() {
+	if l.Race.on() && !(c.Bound == AtLeast && c.Low >= l.Max) { // no rate above Max is offered, so a pass there is a bound
 		if rate, stdErr, tells := l.againstBest(); tells && c.Limited == "" {
 			c.raced(rate, stdErr, &e)
 		}

@@ -18,8 +18,7 @@ const (
 	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
 
-	// Estimated is a rate with an interval, from the requests of probes that all failed, or all passed. A server that lost
-	// a race has it.
+	// Estimated is a rate with an interval that no bracket confirms. A server that lost a race has it.
 	Estimated Bound = "estimated"
 )
 

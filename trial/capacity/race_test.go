@@ -119,6 +119,16 @@ func TestAPassAloneDoesNotWin(t *testing.T) {
 	}
 }
 
+// A pass at the highest rate that may be offered is a lower bound, also in a race.
+func TestAPassAtTheHighestRateIsABound(t *testing.T) {
+	s := raceAgainst(t, 1)
+	s.Max = 2.3
+	c, err := s.Find(t.Context(), twinServer(4, 1).probe)
+	if err != nil || c.Bound != AtLeast || c.Carried() != 2.3 {
+		t.Errorf("after passing at the highest rate: %+v, %v; want at least 2.3", c, err)
+	}
+}
+
 // A server that fails at once and tells nothing is given up before it costs much.
 func TestAHopelessServerIsGivenUp(t *testing.T) {
 	s := raceAgainst(t, 1)

@@ -24,6 +24,7 @@ type Search struct {
 	Factor    float64 // > 1; gallop step n changes the rate by Factor^n, so that a wrong hint costs few probes
 	Tolerance float64 // the bracket is narrow enough when high/low - 1 is no more than this, > 0
 	MaxProbes int     // the search stops after this many probes and answers with what it knows; at least 1
+	MaxFails  int     // the search ends after this many fails without a pass; 0 means no limit
 	Known     []Step  // steps before an interruption, in order; MaxProbes counts them too
 
 	Precision  float64     // wanted half width of the 95 % interval, as a fraction of the rate; 0 means that the bracket is enough
@@ -180,6 +181,8 @@ func (l *searchState) next() (rate float64, why string) {
 	switch {
 	case why != "":
 		return 0, why
+	case l.MaxFails > 0 && l.low == nil && len(inTime(l.steps)) >= l.MaxFails:
+		return 0, fmt.Sprintf("failed at %s, down to %.4g req/s", render.Count(len(inTime(l.steps)), "rate"), l.high.Rate)
 	case len(l.steps) >= l.MaxProbes:
 		return 0, "the budget of " + render.Count(len(l.steps), "probe") + " is spent"
 	case l.Cost != nil && l.Budget > 0 && l.spent+l.Cost(rate) > l.Budget && len(l.steps) > 0:

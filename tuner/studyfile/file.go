@@ -157,7 +157,7 @@ type Speculation struct {
 // Cache says what the prefix cache contains when a probe begins.
 type Cache struct {
 	Protocol  trial.Protocol // "" if not given; then File.Protocol chooses
-	PrimeRate float64        // requests per second while the cache is primed; 0 means Probe.StartRate
+	PrimeRate float64        // requests per second while the cache is primed; 0 means as many as the server takes
 }
 
 // defaults returns a File with all default values. A probe has 300 requests, as in sweeps made by hand. With 300
