@@ -52,13 +52,11 @@ func judge(f finding, capacityOf func(step) float64, truthOfBest float64, best f
 
 // A result is one world with all findings by method.
 type result struct {
-	world   world
-	best    best
-	bestAt  string
-	byName  map[string][]judged // by seed
-	names   []string
-	truths  int
-	seconds float64 // of computing for a truth
+	world  world
+	best   best
+	bestAt string
+	byName map[string][]judged // by seed
+	names  []string
 }
 
 // A summary is the settings of a whole run.

@@ -35,6 +35,7 @@ type truth struct {
 	StdErr   float64       // of ln(capacity), between draws
 	Limit    string        // that breaks first; or why there is no capacity
 	Requests int           // at each rate
+	Rough    bool          // a first estimate alone, within about 5 %, because the point is far from the best
 	Took     time.Duration // to compute it
 }
 
@@ -53,9 +54,10 @@ type effort struct {
 	leadIn      time.Duration // before them
 	batch, most int           // draws are added batch by batch until the standard error is low enough
 	stdErr      float64
+	near        float64 // a point is measured further only if its first estimate is this part of the best known capacity
 }
 
-var fullEffort = effort{2000, 120 * time.Second, 8, 32, 0.012}
+var fullEffort = effort{2000, 120 * time.Second, 8, 16, 0.012, 0.85}
 
 // around are the rates of a truth, as multiples of a first estimate.
 var around = []float64{0.93, 0.98, 1.03, 1.08}
@@ -150,8 +152,8 @@ func breaks(l slo.Limit, samples []bench.Sample) (n int) {
 	return n
 }
 
-// truth measures a point. guess is a rate near its capacity.
-func (w world) truth(point space.Point, guess float64, e effort) (truth, error) {
+// truth measures a point. guess is a rate near its capacity, and best the highest capacity that is known; 0 for none.
+func (w world) truth(point space.Point, guess, best float64, e effort) (truth, error) {
 	began := time.Now()
 	t := truth{World: w.name, Point: point}
 	p, err := w.open(0)
@@ -166,6 +168,10 @@ func (w world) truth(point space.Point, guess float64, e effort) (truth, error) 
 	if err != nil || center == 0 {
 		t.Limit = "no rate"
 		return t, err
+	}
+	if center < e.near*best {
+		t.Capacity, t.StdErr, t.Limit, t.Rough, t.Took = center, 0.05, "unknown", true, time.Since(began)
+		return t, nil
 	}
 	for range 6 {
 		m := &shares{world: w, plan: p, point: point, effort: e}
@@ -328,6 +334,7 @@ type truthBook struct {
 
 	mu    sync.Mutex
 	near  map[string]float64 // the last capacity of each world
+	most  map[string]float64 // the highest
 	count map[string]int     // truths computed in this run, by world
 	took  map[string]time.Duration
 }
@@ -342,7 +349,7 @@ func newTruthBook(dir string) (*truthBook, error) {
 	}
 	code, err := engineHash()
 	return &truthBook{
-		dir: dir, engine: code, effort: fullEffort, near: map[string]float64{}, count: map[string]int{}, took: map[string]time.Duration{},
+		dir: dir, engine: code, effort: fullEffort, near: map[string]float64{}, most: map[string]float64{}, count: map[string]int{}, took: map[string]time.Duration{},
 	}, err
 }
 
@@ -393,7 +400,7 @@ func (b *truthBook) at(w world, p space.Point) (t truth, err error) {
 		b.saw(t, false)
 		return t, err
 	}
-	if t, err = w.truth(p, b.guess(w), b.effort); err != nil {
+	if t, err = w.truth(p, b.guess(w), b.highest(w), b.effort); err != nil {
 		return t, fmt.Errorf("%s, %s: %w", w.name, p, err)
 	}
 	b.saw(t, true)
@@ -430,11 +437,18 @@ func (b *truthBook) saw(t truth, computed bool) {
 	defer b.mu.Unlock()
 	if t.Capacity > 0 {
 		b.near[t.World] = t.Capacity
+		b.most[t.World] = max(b.most[t.World], t.Capacity)
 	}
 	if computed {
 		b.count[t.World]++
 		b.took[t.World] += t.Took
 	}
+}
+
+func (b *truthBook) highest(w world) float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.most[w.name]
 }
 
 func (b *truthBook) guess(w world) float64 {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"vllmtuner/bench"
@@ -234,14 +233,4 @@ func (w world) open(seed uint64) (*plan.Plan, error) {
 	}
 	p.Seed, p.Source = seed, drawn{p.Source, drawsOfSeed * int(seed)}
 	return p, nil
-}
-
-// summary is one line on a world for the table.
-func (w world) summary() string {
-	for line := range strings.Lines(w.file) {
-		if strings.HasPrefix(line, "slo") {
-			return strings.TrimSpace(line)
-		}
-	}
-	return ""
 }
