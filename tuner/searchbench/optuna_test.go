@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"sync"
 
@@ -17,8 +18,21 @@ import (
 // optunaVersion is the one that the driver was written for.
 const optunaVersion = "5.0.0"
 
-// python is the interpreter that may have Optuna: SEARCH_PYTHON, or python3.
-func python() string { return cmp.Or(os.Getenv("SEARCH_PYTHON"), "python3") }
+// python is the interpreter that may have Optuna: SEARCH_PYTHON, or that of make clients, or python3.
+func python() string {
+	if given := os.Getenv("SEARCH_PYTHON"); given != "" {
+		return given
+	}
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return "python3"
+	}
+	clients := filepath.Join(cache, "tuner-clients/venv/bin/python")
+	if _, err := os.Stat(clients); err != nil {
+		return "python3"
+	}
+	return clients
+}
 
 var optunaProblem = map[string]func() string{
 	"tpe": sync.OnceValue(func() string { return lacks("import optuna; print(optuna.__version__)") }),
