@@ -3,6 +3,7 @@ package searchbench
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sync/errgroup"
@@ -13,19 +14,19 @@ import (
 // A best is the highest true capacity of a world that is known, and how it was found.
 type best struct {
 	truth
-	Compared int // points with a truth
-	How      string
+	how string
 }
 
 const (
-	climbers  = 2    // the search begins at that many points
-	climbGain = 0.01 // a step counts if it gains this part; truths of neighbours differ by less than their errors, because they share their draws
-	maxClimbs = 6    // rounds of one climber
+	climbers  = 2     // the search begins at that many points
+	climbGain = 0.015 // a step counts if it gains this part, which is more than chance gives two points with the same draws
+	maxClimbs = 6     // rounds of one climber
+	finalists = 6     // points that are measured exactly
 )
 
-// best returns the best point of a world: the best of all truths on the disk, among which are all points that any method has
-// recommended, and of a search from the best of them. The search changes one flag at a time, and halves its steps when none
-// helps.
+// best returns the best point of a world. The candidates are all points with a truth on the disk, among which are all that any
+// method has recommended, and those of a search from the best of them. The search changes one flag at a time, and halves its
+// steps when none helps. The highest candidates are measured again with other draws, which decide.
 func (b *truthBook) best(w world, parallel int) (best, error) {
 	p, err := w.open(0)
 	if err != nil {
@@ -44,7 +45,17 @@ func (b *truthBook) best(w world, parallel int) (best, error) {
 	if all, err = b.known(w); err != nil || len(all) == 0 {
 		return best{}, err
 	}
-	return best{all[0], len(all), fmt.Sprintf("the best of %d points, then steps of one flag from the best %d", from, min(climbers, from))}, nil
+	var last []space.Point
+	for _, t := range all[:min(finalists, len(all))] {
+		last = append(last, t.Point)
+	}
+	exact, err := b.final().all(w, last, parallel)
+	if err != nil {
+		return best{}, err
+	}
+	highest := slices.MaxFunc(exact, compareTruths)
+	how := fmt.Sprintf("of %d points and %d near the best of them; the highest %d were measured again", from, len(all)-from, len(exact))
+	return best{highest, how}, nil
 }
 
 // climb goes from a point to better neighbours until there is none.

@@ -10,6 +10,7 @@ import (
 	"go/parser"
 	"go/token"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -77,6 +78,14 @@ func engineHash() (string, error) {
 		}
 	}
 	return digest(texts...), nil
+}
+
+// final returns a book of exact truths with other draws.
+func (b *truthBook) final() *truthBook {
+	return &truthBook{
+		dir: b.dir, engine: b.engine, effort: finalEffort, near: maps.Clone(b.near), most: map[string]float64{},
+		count: map[string]int{}, took: map[string]time.Duration{},
+	}
 }
 
 // folder is where the truths of a world are.

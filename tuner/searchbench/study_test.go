@@ -82,7 +82,7 @@ func TestSmallTruths(t *testing.T) {
 	realtime.Only(t, "measures capacities for half a minute")
 	w := smallWorld(t)
 	update := os.Getenv("UPDATE_SMALL") != ""
-	e, points, capacities := effort{1000, 60 * time.Second, 4, 8, 0.02, 0}, smallPoints(), map[string]float64{}
+	e, points, capacities := effort{1000, 60 * time.Second, 4, 8, 0.02, 0, 0}, smallPoints(), map[string]float64{}
 	if update {
 		e = fullEffort
 	} else {

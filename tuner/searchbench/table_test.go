@@ -111,7 +111,7 @@ func (s summary) markdown() string {
 
 func (r result) write(b *strings.Builder) {
 	fmt.Fprintf(b, "\n## %s\n\n", r.world.name)
-	fmt.Fprintf(b, "Best: %.3g req/s (± %.1f %%) at %s, where %s breaks first; %s.\n\n", r.best.Capacity, 100*r.best.StdErr, r.bestAt, r.best.Limit, r.best.How)
+	fmt.Fprintf(b, "Best: %.3g req/s (± %.1f %%) at %s, where %s breaks first; %s.\n\n", r.best.Capacity, 100*r.best.StdErr, r.bestAt, r.best.Limit, r.best.how)
 	fmt.Fprintln(b, "| method | regret % | median | worst | GPU-h to 10 % | 5 % | 3 % | GPU-h in all | trials | crashed |")
 	fmt.Fprintln(b, "|---|---|---|---|---|---|---|---|---|---|")
 	for _, name := range r.names {
