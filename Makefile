@@ -102,6 +102,11 @@ bench-capacity: ## Test the capacity search, and the methods of other tools, on 
 	BENCH_CAPACITY=$(CURDIR)/docs/evidence/capacity.md BENCH_PAIRS=$(CURDIR)/docs/evidence/pairs.md CAPACITY_COMMIT=$(VERSION) \
 		go test -run '^Test(Capacity|Pair)Table$$' -timeout 2h -count 1 -v ./trial/simload
 
+.PHONY: bench-search
+
+bench-search: ## Run whole studies, and the methods of other tools, on engines whose capacities are known: ten minutes (SEARCH_WORLDS=regexp SEARCH_METHODS=regexp SEARCH_SEEDS=n SEARCH_TRIALS=n SEARCH_RANDOM=seed,seed SEARCH_PYTHON=python3 with optuna SEARCH_TRUTHS=directory).
+	BENCH_SEARCH=$(CURDIR)/docs/evidence/search.md SEARCH_COMMIT=$(VERSION) go test -run '^TestSearchTable$$' -timeout 12h -count 1 -v ./tuner/searchbench
+
 .PHONY: bench-parity
 
 bench-parity: vllm ## Compare each field of tuner bench with vllm bench serve VER: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).

@@ -67,6 +67,10 @@ var rooms = map[string]int{
 	"tuner/plan":               7,
 	"tuner/metrics":            8,
 	"cmd/tuner":                9,
+
+	// For tests only.
+	"tuner/searchbench":             8,
+	"tuner/searchbench/otherengine": 5,
 }
 
 // checkImport returns an error if the importer must not import the other package. Both names are without the module's

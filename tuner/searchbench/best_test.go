@@ -1,0 +1,164 @@
+package searchbench
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sync/errgroup"
+
+	"vllmtuner/tuner/space"
+)
+
+// A best is the highest true capacity of a world that is known, and how it was found.
+type best struct {
+	truth
+	how string
+}
+
+const (
+	climbers  = 2     // the search begins at that many points
+	climbGain = 0.015 // a step counts if it gains this part, which is more than chance gives two points with the same draws
+	maxClimbs = 6     // rounds of one climber
+	finalists = 6     // points that are measured exactly
+)
+
+// best returns the best point of a world. The candidates are all points with a truth on the disk, among which are all that any
+// method has recommended, and those of a search from the best of them. The search changes one flag at a time, and halves its
+// steps when none helps. The highest candidates are measured again with other draws, which decide.
+func (b *truthBook) best(w world, parallel int) (best, error) {
+	p, err := w.open(0)
+	if err != nil {
+		return best{}, err
+	}
+	all, err := b.known(w)
+	if err != nil {
+		return best{}, err
+	}
+	from := len(all)
+	for _, t := range all[:min(climbers, from)] {
+		if err := b.climb(w, p.Space, t, parallel); err != nil {
+			return best{}, err
+		}
+	}
+	if all, err = b.known(w); err != nil || len(all) == 0 {
+		return best{}, err
+	}
+	var last []space.Point
+	for _, t := range all[:min(finalists, len(all))] {
+		last = append(last, t.Point)
+	}
+	exact, err := b.final().all(w, last, parallel)
+	if err != nil {
+		return best{}, err
+	}
+	highest := slices.MaxFunc(exact, compareTruths)
+	how := fmt.Sprintf("of %d points and %d near the best of them; the highest %d were measured again", from, len(all)-from, len(exact))
+	return best{highest, how}, nil
+}
+
+// climb goes from a point to better neighbours until there is none.
+func (b *truthBook) climb(w world, s *space.Space, at truth, parallel int) error {
+	stride := 1.0
+	for range maxClimbs {
+		neighbours := neighboursOf(s, at.Point, stride)
+		truths, err := b.all(w, neighbours, parallel)
+		if err != nil {
+			return err
+		}
+		best := at
+		for _, t := range truths {
+			if t.Capacity > best.Capacity*(1+climbGain) {
+				best = t
+			}
+		}
+		switch {
+		case best.Point.String() != at.Point.String():
+			at = best
+		case stride > 0.6:
+			stride /= 2
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// neighboursOf returns the legal points that differ from a point in one flag: by a tenth of its scale times the stride, or
+// by any other choice.
+func neighboursOf(s *space.Space, p space.Point, stride float64) (all []space.Point) {
+	u, active := s.Unit(p)
+	seen := map[string]bool{p.String(): true}
+	add := func(q space.Point) {
+		if s.Check(q) == nil && !seen[q.String()] {
+			seen[q.String()] = true
+			all = append(all, q)
+		}
+	}
+	for i, parameter := range s.Parameters() {
+		if choices := choicesOf(parameter); len(choices) > 0 {
+			for _, choice := range choices {
+				add(with(p, parameter.Name, choice))
+			}
+			continue
+		}
+		if !active[i] { // the server's default; a step from the middle finds out whether another value is better
+			u[i] = 0.5
+		}
+		for _, sign := range []float64{-1, 1} {
+			moved := append([]float64{}, u...)
+			moved[i] = min(max(0, u[i]+sign*0.1*stride), math.Nextafter(1, 0))
+			add(with(p, parameter.Name, s.Sample(moved)[parameter.Name]))
+		}
+	}
+	return all
+}
+
+func with(p space.Point, name, value string) space.Point {
+	q := space.Point{name: value}
+	for other, text := range p {
+		if other != name {
+			q[other] = text
+		}
+	}
+	return q
+}
+
+// all returns the truths of points, in their order. The first one comes alone, because the others begin near it.
+func (b *truthBook) all(w world, points []space.Point, parallel int) ([]truth, error) {
+	truths := make([]truth, len(points))
+	var group errgroup.Group
+	group.SetLimit(parallel)
+	for i, p := range points {
+		measure := func() (err error) {
+			truths[i], err = b.at(w, p)
+			return err
+		}
+		if i > 0 {
+			group.Go(measure)
+		} else if err := measure(); err != nil {
+			return nil, err
+		}
+	}
+	return truths, group.Wait()
+}
+
+// pointText is a point in a few characters for tables: the values in the order of the parameters.
+func pointText(s *space.Space, p space.Point) string {
+	text := ""
+	for i, parameter := range s.Parameters() {
+		value, ok := p[parameter.Name]
+		if !ok {
+			value = "–"
+		}
+		if v, err := strconv.ParseFloat(value, 64); err == nil && v < 1 && v > 0 {
+			value = strconv.FormatFloat(v, 'f', 2, 64)[1:]
+		}
+		if i > 0 {
+			text += "/"
+		}
+		text += value
+	}
+	return text
+}

@@ -1,0 +1,242 @@
+package searchbench
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/plan"
+	"vllmtuner/tuner/space"
+)
+
+// A manual method measures servers as vllm bench serve does: it sends a number of requests at a rate to an idle server, counts
+// all of them, and neither warms up nor primes.
+type manual struct {
+	finding
+	plan  *plan.Plan
+	meter *meter
+	draw  int // of the next load
+}
+
+func newManual(w world, name string, seed uint64) (*manual, error) {
+	p, err := w.open(seed)
+	return &manual{
+		finding: finding{World: w.name, Method: name, Seed: seed}, plan: p, meter: &meter{start: w.start(), manual: true},
+	}, err
+}
+
+// started is a server of a manual method.
+type started struct {
+	*manual
+	point  space.Point
+	server trial.Server
+	load   trial.Load
+}
+
+// start starts a point; nil means that its server does not run.
+func (m *manual) start(number int, point space.Point) (*started, error) {
+	args := append(append([]string{}, m.plan.File.Server.Args...), m.plan.Space.Args(point)...)
+	server, load, err := m.meter.Start(background, trial.Launch{Number: number, Args: args})
+	if _, ok := errors.AsType[*serverctl.ExitError](err); ok {
+		return nil, nil
+	}
+	return &started{m, point, server, load}, err
+}
+
+// atOnce is a rate at which all requests are due at once.
+const atOnce = 1e9
+
+// keeps reports whether n requests at a rate keep the limits, and their throughput.
+func (s *started) keeps(rate float64, n int) (bool, float64, error) {
+	load := workload.Plan{Source: s.plan.Source, Seed: s.Seed, Rate: rate, MinRequests: n, Rescale: true, Draw: s.draw % drawsOfSeed}
+	s.draw++
+	run, err := s.load.Run(background, load.Schedule(), nil)
+	if err != nil {
+		return false, 0, err
+	}
+	throughput := float64(n) / run.Elapsed.Seconds()
+	return s.plan.File.SLO.Judge(run.Samples, n, run.Elapsed).Pass, throughput, nil
+}
+
+// ended stops a server and notes the best answer so far. A server that never ran is nil.
+func (m *manual) ended(s *started, point space.Point, rate float64) error {
+	if rate > 0 && (m.Best == nil || rate > m.Best.Rate) {
+		m.Best = &answer{Point: point, Rate: rate, Bound: capacity.AtLeast}
+	}
+	var err error
+	if s != nil {
+		_, err = s.server.Stop(background)
+	}
+	note := step{GPU: m.meter.spent.total(), Crashed: s == nil}
+	if m.Best != nil {
+		note.Point, note.Rate = m.Best.Point, m.Best.Rate
+	}
+	m.Steps = append(m.Steps, note)
+	return err
+}
+
+// over returns the finding.
+func (m *manual) over(began time.Time) finding {
+	m.Spent, m.Took = m.meter.spent, time.Since(began)
+	return m.finding
+}
+
+// The manual sweep: 300 requests at each of twelve rates.
+const sweepRates, sweepRequests = 12, 300
+
+// sweep12 measures random points, and the default first, at all rates of one grid. A point's capacity is the highest rate
+// before the first failure, as people read such a table. The seed shifts the grid by a part of a step.
+func sweep12(w world, seed uint64, trials int) (finding, error) {
+	began := time.Now()
+	m, err := newManual(w, "sweep12", seed)
+	if err != nil {
+		return finding{}, err
+	}
+	choose, err := newRandom(seed, trials)(m.plan)
+	if err != nil {
+		return finding{}, err
+	}
+	shift := rand.New(rand.NewPCG(seed, 0x42)).Float64() - 0.5
+	for n := range trials {
+		point := space.Point{}
+		if n > 0 {
+			if point, err = choose.next(n); err != nil {
+				return finding{}, err
+			}
+		}
+		if err := m.sweep(n, point, w.grid, shift); err != nil {
+			return finding{}, err
+		}
+	}
+	return m.over(began), nil
+}
+
+// sweep measures one point at all rates.
+func (m *manual) sweep(number int, point space.Point, grid [2]float64, shift float64) error {
+	s, err := m.start(number, point)
+	if err != nil || s == nil {
+		return errors.Join(err, m.ended(nil, point, 0))
+	}
+	highest, failed := 0.0, false
+	for i := range sweepRates {
+		rate := grid[0] * math.Pow(grid[1]/grid[0], (float64(i)+shift)/(sweepRates-1))
+		ok, _, err := s.keeps(rate, sweepRequests)
+		if err != nil {
+			return err
+		}
+		failed = failed || !ok
+		if !failed {
+			highest = rate
+		}
+	}
+	return m.ended(s, point, highest)
+}
+
+// The settings of auto_tune.sh (vLLM, benchmarks/auto_tune/auto_tune.sh, 0.14.1).
+var (
+	autoTuneSeqs   = []int{128, 256}
+	autoTuneTokens = []int{512, 1024, 2048, 4096}
+)
+
+const (
+	autoTuneFirst, autoTuneEach = 1000, 100        // requests
+	autoTuneReset               = 5 * time.Second  // after it has emptied the prefix cache
+	autoTuneWait                = 10 * time.Second // after it has killed a server
+)
+
+// autoTune is the algorithm of auto_tune.sh with the world's limits. It lowers the memory utilization until a server with the
+// largest flags starts. Then it measures each pair of sequences and batched tokens: first with 1,000 requests at once. If
+// they break a limit, it sends 100 requests at a time, at whole rates downward from the throughput, to an empty cache.
+func autoTune(w world, seed uint64, _ int) (finding, error) {
+	began := time.Now()
+	m, err := newManual(w, "auto_tune", seed)
+	if err != nil {
+		return finding{}, err
+	}
+	util, err := m.utilization()
+	if err != nil {
+		return finding{}, err
+	}
+	for _, seqs := range autoTuneSeqs {
+		for _, tokens := range autoTuneTokens {
+			point := autoTunePoint(util, seqs, tokens)
+			if util == 0 || m.plan.Space.Check(point) != nil && m.outside(point) {
+				continue
+			}
+			if err := m.autoTuneOne(point); err != nil {
+				return finding{}, err
+			}
+		}
+	}
+	return m.over(began), nil
+}
+
+func autoTunePoint(util float64, seqs, tokens int) space.Point {
+	return space.Point{
+		"gpu-memory-utilization": strconv.FormatFloat(util, 'f', 2, 64),
+		"max-num-seqs":           strconv.Itoa(seqs), "max-num-batched-tokens": strconv.Itoa(tokens),
+	}
+}
+
+// outside reports whether a value of the point is outside the world's ranges. Inactive or missing parameters do not matter.
+func (m *manual) outside(p space.Point) bool {
+	for name, text := range p {
+		if parameter := m.plan.Space.Parameter(name); parameter == nil || parameter.Check(text) != nil {
+			return true
+		}
+	}
+	return false
+}
+
+// utilization returns the first memory utilization with which the largest flags start, from the highest legal one of at most
+// 0.98 downward to 0.90; 0 if none does.
+func (m *manual) utilization() (float64, error) {
+	highest := m.plan.Space.Parameter("gpu-memory-utilization").Max
+	for cents := int(100*min(0.98, highest) + 1e-9); cents >= 90; cents-- {
+		util := float64(cents) / 100
+		point := autoTunePoint(util, autoTuneSeqs[len(autoTuneSeqs)-1], autoTuneTokens[len(autoTuneTokens)-1])
+		s, err := m.start(0, point)
+		switch {
+		case err != nil:
+			return 0, err
+		case s != nil:
+			_, err := s.server.Stop(background)
+			return util, err
+		}
+		m.Steps = append(m.Steps, step{GPU: m.meter.spent.total(), Crashed: true})
+	}
+	return 0, nil
+}
+
+func (m *manual) autoTuneOne(point space.Point) error {
+	s, err := m.start(len(m.Steps), point)
+	if err != nil || s == nil {
+		return errors.Join(err, m.ended(nil, point, 0))
+	}
+	ok, throughput, err := s.keeps(atOnce, autoTuneFirst)
+	if err != nil {
+		return err
+	}
+	rate := throughput
+	for r := int(throughput) + 1; !ok; r-- {
+		if rate = float64(r); r == 0 {
+			break
+		}
+		if err := s.server.ResetCache(background); err != nil {
+			return fmt.Errorf("auto_tune: %w", err)
+		}
+		m.meter.spent.Stop += autoTuneReset
+		if ok, _, err = s.keeps(rate, autoTuneEach); err != nil {
+			return err
+		}
+	}
+	m.meter.spent.Stop += autoTuneWait
+	return m.ended(s, point, rate)
+}

@@ -1,0 +1,194 @@
+package searchbench
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"gonum.org/v1/gonum/stat"
+
+	"vllmtuner/trial/capacity"
+)
+
+// reach are the regrets for which the table has the GPU time until a method is that near the best.
+var reach = []float64{0.10, 0.05, 0.03}
+
+// A judged finding is a finding with the true values.
+type judged struct {
+	finding
+	regret  float64   // of the recommended point; 1 if there is none
+	hours   []float64 // GPU hours to each of reach; all its hours where it never came that near
+	reached []bool    // whether it did
+	bias    float64   // ln(reported / true) of the recommended point
+	exact   bool      // bias means something
+	covered *bool     // whether the 95 % interval holds the truth; nil where there is none
+}
+
+// judge compares a finding with the truth.
+func judge(f finding, capacityOf func(step) float64, truthOfBest float64, best float64) judged {
+	j := judged{finding: f, regret: 1, hours: make([]float64, len(reach)), reached: make([]bool, len(reach))}
+	if f.Best != nil {
+		j.regret = 1 - truthOfBest/best
+		if truthOfBest > 0 && f.Best.Rate > 0 && f.Best.Bound == capacity.Exact {
+			j.bias, j.exact = math.Log(f.Best.Rate/truthOfBest), true
+		}
+		if f.Best.High > 0 {
+			j.covered = new(f.Best.Low <= truthOfBest && truthOfBest <= f.Best.High)
+		}
+	}
+	for i, regret := range reach {
+		j.hours[i] = f.Spent.total().Hours()
+		for _, s := range f.Steps {
+			if s.Point != nil && capacityOf(s) >= (1-regret)*best {
+				j.hours[i], j.reached[i] = s.GPU.Hours(), true
+				break
+			}
+		}
+	}
+	return j
+}
+
+// A result is one world with all findings by method.
+type result struct {
+	world  world
+	best   best
+	bestAt string
+	byName map[string][]judged // by seed
+	names  []string
+}
+
+// A summary is the settings of a whole run.
+type summary struct {
+	commit, engine string
+	seeds, trials  int
+	skipped        []string
+	results        []result
+}
+
+func values(all []judged, of func(judged) float64) []float64 {
+	v := make([]float64, len(all))
+	for i, j := range all {
+		v[i] = of(j)
+	}
+	return v
+}
+
+// meanError is "mean ± standard error".
+func meanError(v []float64, format string) string {
+	if len(v) < 2 {
+		return fmt.Sprintf(format, stat.Mean(v, nil))
+	}
+	m, sd := stat.MeanStdDev(v, nil)
+	return fmt.Sprintf(format+" ± "+format, m, sd/math.Sqrt(float64(len(v))))
+}
+
+func median(v []float64) float64 {
+	v = slices.Sorted(slices.Values(v))
+	return (v[(len(v)-1)/2] + v[len(v)/2]) / 2
+}
+
+// markdown returns the report.
+func (s summary) markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "# Whole studies on engines whose capacities are known\n\n")
+	fmt.Fprintf(&b, "`make bench-search` wrote this page. Commit %s; %d seeds; %d trials a study; engines %s. All figures are simulated.\n"+
+		"Every method has the settings of `tuner init`. *Regret* is how far the true capacity of the recommended point lies below the best\n"+
+		"known one. *To 10 %%* is the GPU time until the best point so far is truly within 10 %%; a study that never comes there counts with all\n"+
+		"its time, and the number in brackets says how many did.\n", s.commit, s.seeds, s.trials, s.engine)
+	for _, r := range s.results {
+		r.write(&b)
+	}
+	if len(s.skipped) > 0 {
+		fmt.Fprintf(&b, "\n## Skipped\n\n")
+		for _, line := range s.skipped {
+			fmt.Fprintf(&b, "- %s\n", line)
+		}
+	}
+	return b.String()
+}
+
+func (r result) write(b *strings.Builder) {
+	fmt.Fprintf(b, "\n## %s\n\n", r.world.name)
+	fmt.Fprintf(b, "Best: %.3g req/s (± %.1f %%) at %s, where %s breaks first; %s.\n\n", r.best.Capacity, 100*r.best.StdErr, r.bestAt, r.best.Limit, r.best.how)
+	fmt.Fprintln(b, "| method | regret % | median | worst | GPU-h to 10 % | 5 % | 3 % | GPU-h in all | trials | crashed |")
+	fmt.Fprintln(b, "|---|---|---|---|---|---|---|---|---|---|")
+	for _, name := range r.names {
+		r.writeSearch(b, name)
+	}
+	fmt.Fprintln(b, "\n| method | starts and stops | warm-up, priming | lead-in | windows | run-out | bias % | sd | interval holds the truth | regret less than the first's | GPU-h less |")
+	fmt.Fprintln(b, "|---|---|---|---|---|---|---|---|---|---|---|")
+	for _, name := range r.names {
+		r.writeCost(b, name)
+	}
+}
+
+func (r result) writeSearch(b *strings.Builder, name string) {
+	all := r.byName[name]
+	regrets := values(all, func(j judged) float64 { return 100 * j.regret })
+	fmt.Fprintf(b, "| %s | %s | %.1f | %.1f |", name, meanError(regrets, "%.1f"), median(regrets), slices.Max(regrets))
+	for i := range reach {
+		came := 0
+		for _, j := range all {
+			if j.reached[i] {
+				came++
+			}
+		}
+		fmt.Fprintf(b, " %.1f (%d) |", stat.Mean(values(all, func(j judged) float64 { return j.hours[i] }), nil), came)
+	}
+	fmt.Fprintf(b, " %s | %.1f | %.1f |\n", meanError(values(all, hoursOf), "%.1f"),
+		stat.Mean(values(all, func(j judged) float64 { return float64(len(j.Steps)) }), nil),
+		stat.Mean(values(all, func(j judged) float64 { return float64(j.crashes()) }), nil))
+}
+
+func hoursOf(j judged) float64 { return j.Spent.total().Hours() }
+
+func (r result) writeCost(b *strings.Builder, name string) {
+	all := r.byName[name]
+	fmt.Fprintf(b, "| %s |", name)
+	for _, part := range []func(spending) time.Duration{
+		func(s spending) time.Duration { return s.Start + s.Stop }, func(s spending) time.Duration { return s.WarmUp },
+		func(s spending) time.Duration { return s.LeadIn }, func(s spending) time.Duration { return s.Window },
+		func(s spending) time.Duration { return s.RunOut },
+	} {
+		fmt.Fprintf(b, " %.2f |", stat.Mean(values(all, func(j judged) float64 { return part(j.Spent).Hours() }), nil))
+	}
+	var biases []float64
+	held, of := 0, 0
+	for _, j := range all {
+		if j.exact {
+			biases = append(biases, 100*j.bias)
+		}
+		if j.covered != nil {
+			of++
+			if *j.covered {
+				held++
+			}
+		}
+	}
+	switch len(biases) {
+	case 0:
+		fmt.Fprint(b, " – | – |")
+	case 1:
+		fmt.Fprintf(b, " %+.1f | – |", biases[0])
+	default:
+		fmt.Fprintf(b, " %+.1f | %.1f |", stat.Mean(biases, nil), stat.StdDev(biases, nil))
+	}
+	fmt.Fprintf(b, " %d of %d |", held, of)
+	if name == r.names[0] {
+		fmt.Fprintln(b, " | |")
+		return
+	}
+	fmt.Fprintf(b, " %s | %s |\n", r.paired(name, func(j judged) float64 { return 100 * j.regret }), r.paired(name, hoursOf))
+}
+
+// paired is the mean of the differences to the first method with the same seeds: what the first method gains.
+func (r result) paired(name string, of func(judged) float64) string {
+	mine, theirs := values(r.byName[r.names[0]], of), values(r.byName[name], of)
+	differences := make([]float64, len(theirs))
+	for i := range theirs {
+		differences[i] = theirs[i] - mine[i]
+	}
+	return meanError(differences, "%.1f")
+}
