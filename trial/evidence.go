@@ -34,7 +34,7 @@ func (l *LongRun) Evidence(
 		if c.Each == "" || i >= len(s.Limits) {
 			return nil
 		}
-		e.Limits = append(e.Limits, capacity.LimitEvidence{Name: c.Limit, Allowed: 1 - s.Limits[i].Percentile/100, Each: c.Each})
+		e.Limits = append(e.Limits, capacity.LimitEvidence{Name: c.Limit, Allowed: 1 - s.Limits[i].Percentile/100, Headroom: c.Headroom, Each: c.Each})
 	}
 	return e
 }

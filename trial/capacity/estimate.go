@@ -18,9 +18,10 @@ type Evidence struct {
 
 // LimitEvidence says which counted requests broke one limit.
 type LimitEvidence struct {
-	Name    string
-	Allowed float64 // share of the requests that may break the limit in the long run: 0.01 for a p99
-	Each    string  // one character for each request: see slo.Check.Each
+	Name     string
+	Headroom float64 // ln(limit/value) of the whole probe; see slo.Check
+	Allowed  float64 // share of the requests that may break the limit in the long run: 0.01 for a p99
+	Each     string  // one character for each request: see slo.Check.Each
 }
 
 // The characters of LimitEvidence.Each for requests whose outcome is known.

@@ -3,6 +3,7 @@ package capacity
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 
 	"vllmtuner/render"
@@ -83,22 +84,25 @@ func (l *searchState) gain() (gain, stdErr float64, ok bool) {
 	return e.logRate - math.Log(l.Race.Best.Carried()), max(minRaceStdErr, e.stdErr), true
 }
 
-// pairedGain compares the headroom of two servers under the same draws. One probe of each tells their ratio to within 4 %
-// (standard deviation, simulated H200), where single capacities differ by 8 % from draw to draw.
+// pairedGain compares two servers by their headroom under the same draws, and by their brackets. One probe of each tells
+// their ratio to within 4 % (standard deviation, simulated H200), where single capacities differ by 8 % from draw to draw.
 func (l *searchState) pairedGain() (gain, stdErr float64, ok bool) {
 	sum, weights := 0.0, 0.0
+	tell := func(gain, variance float64) {
+		sum += gain / variance
+		weights += 1 / variance
+	}
 	for _, mine := range l.steps {
-		for _, theirs := range l.Race.Steps {
-			if !mine.pairs(theirs) {
-				continue
-			}
-			a, aErr := mine.boundary()
-			b, bErr := theirs.boundary()
-			weight := 1 / (pairedErr*pairedErr + aErr*aErr + bErr*bErr)
-			sum += weight * (a - b)
-			weights += weight
-			break
+		i := slices.IndexFunc(l.Race.Steps, mine.pairs)
+		if i < 0 {
+			continue
 		}
+		a, aErr := mine.boundary()
+		b, bErr := l.Race.Steps[i].boundary()
+		tell(a-b, pairedErr*pairedErr+aErr*aErr+bErr*bErr)
+	}
+	if best := l.Race.Best; weights > 0 && l.low != nil && l.high != nil && best.Low > 0 && best.High > best.Low && l.high.Rate > l.low.Rate {
+		tell((math.Log(l.low.Rate*l.high.Rate)-math.Log(best.Low*best.High))/2, bracketVariance(l.low.Rate, l.high.Rate)+bracketVariance(best.Low, best.High))
 	}
 	if weights == 0 {
 		return 0, 0, false
@@ -106,23 +110,40 @@ func (l *searchState) pairedGain() (gain, stdErr float64, ok bool) {
 	return sum / weights, max(minRaceStdErr, math.Sqrt(1/weights)), true
 }
 
+// bracketVariance is the variance of ln capacity between a rate that passed and a rate that failed: any place between them
+// is as likely as any other, and another draw would move both.
+func bracketVariance(low, high float64) float64 {
+	width := math.Log(high / low)
+	return width*width/12 + drawErr*drawErr
+}
+
 // pairs reports whether two steps had the same requests, and whether each shows by its headroom how far the boundary is.
 func (s Step) pairs(other Step) bool {
 	tells := func(s Step) bool {
+		if !s.byRequests() || s.Seen < minSeen || s.Limited != "" {
+			return false
+		}
 		_, stdErr := s.boundary()
-		return s.byRequests() && s.Seen >= minSeen && s.Limited == "" && stdErr < maxBoundaryErr
+		return stdErr < maxBoundaryErr
 	}
 	return tells(s) && tells(other) && s.Evidence.Draw == other.Evidence.Draw
 }
 
-// boundary returns ln of the rate at which the step's draw would just keep the limit, by the headroom of the step, and the
-// standard error of the distance.
+// boundary returns ln of the rate at which the step's draw would just keep all limits, by the headroom of each limit, and
+// the standard error of the distance. The limit with the least headroom need not be the one that breaks first: a queue
+// may be short until just below the boundary.
 func (s Step) boundary() (logRate, stdErr float64) {
-	slope, off := perTokenSlope, perTokenSlopeErr
-	if strings.Contains(s.Binding, "TTFT") {
-		slope, off = queueSlope, queueSlopeErr
+	logRate = math.Inf(1)
+	for _, limit := range s.Evidence.Limits {
+		slope, off := perTokenSlope, perTokenSlopeErr
+		if strings.Contains(limit.Name, "TTFT") {
+			slope, off = queueSlope, queueSlopeErr
+		}
+		if at := math.Log(s.Rate) + slope*limit.Headroom; at < logRate {
+			logRate, stdErr = at, off*math.Abs(limit.Headroom)
+		}
 	}
-	return math.Log(s.Rate) + slope*s.Headroom, off * math.Abs(s.Headroom)
+	return logRate, stdErr
 }
 
 // The change of ln rate that changes the headroom by one, near the boundary, and its standard deviation between servers
@@ -136,6 +157,8 @@ const (
 	// minSeen is the part of a window that must have been seen for its headroom to count. Of a window that ended early
 	// nobody knows whether the rest was better.
 	minSeen = 0.7
+	// drawErr is how much the capacity of one server differs from draw to draw.
+	drawErr = 0.06
 	// maxBoundaryErr is how far a boundary may be off to be compared.
 	maxBoundaryErr = 0.2
 )

@@ -29,7 +29,7 @@ func (s *twin) probe(_ context.Context, rate float64) (Outcome, error) {
 	each := strings.Repeat(string(kept), 300)
 	return Outcome{
 		Pass: h >= 0, Headroom: max(-3, min(3, h)), Binding: s.binding, InFlight: 20 * rate, Seen: 1,
-		Evidence: &Evidence{Rate: rate, Draw: draw, Limits: []LimitEvidence{{Name: s.binding, Allowed: 0.01, Each: each}}},
+		Evidence: &Evidence{Rate: rate, Draw: draw, Limits: []LimitEvidence{{Name: s.binding, Allowed: 0.01, Headroom: max(-3, min(3, h)), Each: each}}},
 	}, nil
 }
 
@@ -156,6 +156,7 @@ func TestARaceEndsAndResumesForAnyAnswers(t *testing.T) {
 			}
 			o, _ := twinServer(math.Exp(rng.NormFloat64()), seed).probe(t.Context(), rate)
 			o.Pass, o.Headroom, o.Evidence.Draw, o.Seen = rng.IntN(2) == 0, 4*rng.NormFloat64(), len(steps), rng.Float64()+0.5
+			o.Evidence.Limits[0].Headroom = o.Headroom
 			steps = append(steps, Step{rate, o})
 			return o, nil
 		})

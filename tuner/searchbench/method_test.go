@@ -16,6 +16,7 @@ import (
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
+	"vllmtuner/tuner/studyfile"
 )
 
 // An answer is the point that a method recommends, with the capacity that it reports.
@@ -104,6 +105,9 @@ func runStudy(w world, name string, seed uint64, trials int) (f finding, err err
 	if err != nil {
 		return f, err
 	}
+	if trials == 0 {
+		trials = p.File.Budget.Trials
+	}
 	if p.Sampler, err = sampler.New(name, p.Space, seed, trials); err != nil {
 		return f, err
 	}
@@ -117,7 +121,8 @@ func runStudy(w world, name string, seed uint64, trials int) (f finding, err err
 	runner.Start = m.Start
 	study := &tuner.Study{
 		Store: store, Runner: runner, Space: p.Space, Sampler: p.Sampler, Current: p.Current, FixedArgs: p.File.Server.Args,
-		Budget: tuner.Budget{Trials: trials, GPUTime: p.File.Budget.GPUTime},
+		Presets: p.File.Sampler.Presets && (studyfile.Sampler{Name: name}).Learns(), Confirm: p.File.Budget.Confirm,
+		Budget: tuner.Budget{Trials: trials, GPUTime: p.File.Budget.GPUTime, MinGain: p.File.Budget.MinGain},
 	}
 	var broken error
 	study.Observe = func(e tuner.Event) {

@@ -21,7 +21,7 @@ const (
 	defaultWorlds  = "^(h200-phase1|other)$"
 	defaultMethods = "^(study-.*|optuna-tpe)$"
 	defaultSeeds   = 4
-	defaultTrials  = 30 // as in `tuner init`
+	defaultTrials  = 16 // as in `tuner init`
 )
 
 func setting(t *testing.T, name string, otherwise int) int {
