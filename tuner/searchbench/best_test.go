@@ -14,20 +14,23 @@ import (
 // A best is the highest true capacity of a world that is known, and how it was found.
 type best struct {
 	truth
-	how string
+	how   string
+	exact map[string]float64 // capacities by other draws, by point
+	scale float64            // exact capacities divided by the first ones, in the median: one set of draws may be harder
 }
 
 const (
 	climbers  = 2     // the search begins at that many points
 	climbGain = 0.015 // a step counts if it gains this part, which is more than chance gives two points with the same draws
 	maxClimbs = 6     // rounds of one climber
-	finalists = 6     // points that are measured exactly
+	finalists = 6     // points that are measured again beside the answers
 )
 
-// best returns the best point of a world. The candidates are all points with a truth on the disk, among which are all that any
-// method has recommended, and those of a search from the best of them. The search changes one flag at a time, and halves its
-// steps when none helps. The highest candidates are measured again with other draws, which decide.
-func (b *truthBook) best(w world, parallel int) (best, error) {
+// best returns the best point of a world, and the exact capacities of the answers. The candidates are all points with a truth on
+// the disk, among which are all that any method has recommended, and those of a search from the best of them. The search changes
+// one flag at a time, and halves its steps when none helps. The highest candidates and the answers are measured again with other
+// draws, which decide.
+func (b *truthBook) best(w world, answers []space.Point, parallel int) (best, error) {
 	p, err := w.open(0)
 	if err != nil {
 		return best{}, err
@@ -45,17 +48,42 @@ func (b *truthBook) best(w world, parallel int) (best, error) {
 	if all, err = b.known(w); err != nil || len(all) == 0 {
 		return best{}, err
 	}
-	var last []space.Point
+	found := best{how: fmt.Sprintf("of %d points and %d near the best of them", from, len(all)-from)}
+	return found, found.measureAgain(b, w, all, answers, parallel)
+}
+
+// measureAgain finds the best of the finalists and the answers by other draws.
+func (f *best) measureAgain(b *truthBook, w world, all []truth, answers []space.Point, parallel int) error {
+	last := slices.Clone(answers)
 	for _, t := range all[:min(finalists, len(all))] {
-		last = append(last, t.Point)
+		if !slices.ContainsFunc(answers, func(p space.Point) bool { return p.String() == t.Point.String() }) {
+			last = append(last, t.Point)
+		}
 	}
 	exact, err := b.final().all(w, last, parallel)
 	if err != nil {
-		return best{}, err
+		return err
 	}
-	highest := slices.MaxFunc(exact, compareTruths)
-	how := fmt.Sprintf("of %d points and %d near the best of them; the highest %d were measured again", from, len(all)-from, len(exact))
-	return best{highest, how}, nil
+	before := map[string]float64{}
+	for _, t := range all {
+		if !t.Rough {
+			before[t.Point.String()] = t.Capacity
+		}
+	}
+	f.truth = slices.MaxFunc(exact, compareTruths)
+	f.exact = map[string]float64{}
+	var ratios []float64
+	for _, t := range exact {
+		f.exact[t.Point.String()] = t.Capacity
+		if t.Capacity > 0 && before[t.Point.String()] > 0 {
+			ratios = append(ratios, t.Capacity/before[t.Point.String()])
+		}
+	}
+	f.scale = 1
+	if len(ratios) > 0 {
+		f.scale = median(ratios)
+	}
+	return nil
 }
 
 // climb goes from a point to better neighbours until there is none.

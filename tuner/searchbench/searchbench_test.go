@@ -6,6 +6,7 @@ import (
 	"os"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -134,7 +135,7 @@ func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary)
 	if err != nil {
 		return result{}, err
 	}
-	best, err := book.best(w, runtime.GOMAXPROCS(0))
+	best, err := book.best(w, answersOf(findings), runtime.GOMAXPROCS(0))
 	if err != nil {
 		return result{}, err
 	}
@@ -152,9 +153,9 @@ func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary)
 	for _, f := range findings {
 		last := 0.0
 		if f.Best != nil {
-			last = truths[f.Best.Point.String()]
+			last = best.exact[f.Best.Point.String()]
 		}
-		j := judge(f, func(s step) float64 { return truths[s.Point.String()] }, last, best.Capacity)
+		j := judge(f, func(s step) float64 { return best.scale * truths[s.Point.String()] }, last, best.Capacity)
 		r.byName[f.Method] = append(r.byName[f.Method], j)
 		logFinding(t, p.Space, j, last)
 	}
@@ -176,19 +177,27 @@ func logFinding(t *testing.T, s *space.Space, j judged, truth float64) {
 	}
 }
 
+// answersOf returns the points that the methods recommend at the end, each once.
+func answersOf(findings []finding) (points []space.Point) {
+	for _, f := range findings {
+		if f.Best != nil && !slices.ContainsFunc(points, func(p space.Point) bool { return p.String() == f.Best.Point.String() }) {
+			points = append(points, f.Best.Point)
+		}
+	}
+	return points
+}
+
 // recommended returns the true capacities of all points that were ever the best of a finding.
 func (b *truthBook) recommended(w world, findings []finding) (map[string]float64, error) {
-	var points []space.Point
+	points := answersOf(findings) // first, because points far below them need no exact truth
 	seen := map[string]bool{}
+	for _, p := range points {
+		seen[p.String()] = true
+	}
 	add := func(p space.Point) {
 		if p != nil && !seen[p.String()] {
 			seen[p.String()] = true
 			points = append(points, p)
-		}
-	}
-	for _, f := range findings { // first the answers, because points far below them need no exact truth
-		if f.Best != nil {
-			add(f.Best.Point)
 		}
 	}
 	for _, f := range findings {

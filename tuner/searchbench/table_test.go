@@ -117,7 +117,7 @@ func (r result) write(b *strings.Builder) {
 	for _, name := range r.names {
 		r.writeSearch(b, name)
 	}
-	fmt.Fprintln(b, "\n| method | starts and stops | warm-up, priming | lead-in | windows | run-out | bias % | sd | interval holds the truth | regret less than the first's | GPU-h less |")
+	fmt.Fprintln(b, "\n| method | starts and stops | warm-up, priming | lead-in | windows | run-out | bias % | sd | interval holds the truth | regret above the first's | GPU-h above |")
 	fmt.Fprintln(b, "|---|---|---|---|---|---|---|---|---|---|---|")
 	for _, name := range r.names {
 		r.writeCost(b, name)
@@ -183,7 +183,7 @@ func (r result) writeCost(b *strings.Builder, name string) {
 	fmt.Fprintf(b, " %s | %s |\n", r.paired(name, func(j judged) float64 { return 100 * j.regret }), r.paired(name, hoursOf))
 }
 
-// paired is the mean of the differences to the first method with the same seeds: what the first method gains.
+// paired is the mean of the differences to the first method with the same seeds.
 func (r result) paired(name string, of func(judged) float64) string {
 	mine, theirs := values(r.byName[r.names[0]], of), values(r.byName[name], of)
 	differences := make([]float64, len(theirs))

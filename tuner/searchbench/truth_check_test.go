@@ -20,7 +20,7 @@ func TestTheTruthOfAQueueIsKnown(t *testing.T) {
 	file := fmt.Sprintf(header+flags+limits, "8192", 0.5, 8, 512, int(1000*limit), 1000) +
 		"workload: {kind: random, input_tokens: 1000, output_tokens: 1}\n"
 	w := other(machine, file, slowGrid)
-	got, err := w.truth(space.Point{}, 5, 0, effort{1500, 10 * time.Second, 8, 16, 0.01, 0, 0})
+	got, err := w.truth(space.Point{}, 5, 0, effort{1000, 10 * time.Second, 8, 16, 0.012, 0, 0})
 	if err != nil {
 		t.Fatal(err)
 	}
