@@ -38,13 +38,13 @@ func (b *brief) Request(stream workload.Stream, i int) *workload.Request {
 	return &short
 }
 
-// briefly returns the Runner's source with answers of at most so many tokens.
-func (r *Runner) briefly(most int) workload.Source {
-	if r.briefSources[most] == nil {
-		if r.briefSources == nil {
-			r.briefSources = make(map[int]*brief)
+// briefly returns the workload with answers of at most so many tokens.
+func (s *session) briefly(most int) workload.Source {
+	if s.briefs[most] == nil {
+		if s.briefs == nil {
+			s.briefs = make(map[int]*brief)
 		}
-		r.briefSources[most] = &brief{Source: r.Source, most: most}
+		s.briefs[most] = &brief{Source: s.runner.Source, most: most}
 	}
-	return r.briefSources[most]
+	return s.briefs[most]
 }

@@ -48,8 +48,6 @@ type Runner struct {
 
 	WorstCase bool // whether a measured server must also survive the largest load that it admits
 
-	briefSources map[int]*brief // Source with short answers, by the greatest number of tokens
-
 	LongRun *LongRun // long run of Source, Seed and Arrivals, built when first needed. Runners of the same workload may share it.
 }
 

@@ -20,8 +20,9 @@ type session struct {
 	server    Server
 	load      Load
 	cache     *prefixCache
-	firstRate float64 // where a study begins its first search, requests per second
-	result    Result  // so far
+	firstRate float64        // where a study begins its first search, requests per second
+	briefs    map[int]*brief // Source with short answers, by the greatest number of tokens
+	result    Result         // so far
 }
 
 func newSession(r *Runner, task Task, server Server, load Load) *session {

@@ -102,7 +102,7 @@ func (w warmUp) untilWarm(ctx context.Context) error {
 // piece sends piece n of the warm-up, counted from 0, and returns its latencies.
 func (w warmUp) piece(ctx context.Context, n int) (latencies, error) {
 	load := workload.Pass{
-		Source: w.runner.briefly(warmUpAnswer), Seed: w.runner.Seed, Stream: workload.WarmUpStream, Rate: w.rate,
+		Source: w.briefly(warmUpAnswer), Seed: w.runner.Seed, Stream: workload.WarmUpStream, Rate: w.rate,
 		First: n * warmUpRequests, N: warmUpRequests,
 	}
 	run, err := w.uncounted(ctx, counted(load.Schedule()), nil, beforeProbes)
@@ -129,7 +129,7 @@ func (w warmUp) firstOfPass(n int) int {
 	kv := float64(w.result.Facts.KVCacheTokens)
 	held := newRecall(math.Inf(1))
 	for i := n - 1; i > 0 && kv > 0; i-- {
-		if held.ask(w.runner.briefly(1).Request(workload.PrimeStream, i)); held.tokens > kv {
+		if held.ask(w.briefly(1).Request(workload.PrimeStream, i)); held.tokens > kv {
 			return i
 		}
 	}
@@ -164,7 +164,7 @@ func meanPrompt(source workload.Source) float64 {
 
 // primeWith sends n prompts, from the first on, and asks for answers of one token.
 func (w warmUp) primeWith(ctx context.Context, first, n int, rate float64) error {
-	pass := workload.Pass{Source: w.runner.briefly(1), Seed: w.runner.Seed, Stream: workload.PrimeStream, Rate: rate, First: first, N: n}
+	pass := workload.Pass{Source: w.briefly(1), Seed: w.runner.Seed, Stream: workload.PrimeStream, Rate: rate, First: first, N: n}
 	if _, err := w.uncounted(ctx, pass.Schedule(), nil, beforeProbes); err != nil {
 		return fmt.Errorf("prime the cache: %w", err)
 	}

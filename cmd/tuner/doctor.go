@@ -18,14 +18,15 @@ func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
 		Usage: "check GPUs, cores, memory, limits and disk for a study",
-		Description: `Shows what this machine, or this container, offers a server and its load, and
-what a study would lack. It asks nvidia-smi in PATH, or a DCGM exporter, for
-the GPUs. With --root it writes a small file there, tests whether studies are
-safe on that disk, and removes the file; it changes nothing else.
+		Description: `Shows what this machine, or this container, offers a server and its
+load, and what a study would lack. It asks nvidia-smi in PATH, or a DCGM
+exporter, for the GPUs. With --root it writes a small file there, tests
+whether studies are safe on that disk, and removes the file; it changes
+nothing else.
 
-It takes seconds, even when a driver hangs. A network disk gets 90 seconds to
-answer. Exit code 1 means that figures measured here would be wrong, or that a
-server could not run. Warnings alone give exit code 0.
+It takes seconds, even when a driver hangs. A network disk gets 90 seconds
+to answer. Exit code 1 means that figures measured here would be wrong, or
+that a server could not run. Warnings alone give exit code 0.
 
 Examples:
   tuner doctor

@@ -30,10 +30,10 @@ func runCommand(finish <-chan struct{}) *cli.Command {
 		Name:      "run",
 		Usage:     "run a study, or continue it where it stopped",
 		ArgsUsage: "STUDY.yaml",
-		Description: `Runs the trials of a study file and prints the best args found. Press Ctrl-C
-once to finish the current probe and stop, twice to stop at once. Run the same
-command again to continue the study, also after a kill or a crash. It repeats
-no finished probe.
+		Description: `Runs the trials of a study file and prints the best args found. Press
+Ctrl-C once to finish the current probe and stop, twice to stop at once.
+Run the same command again to continue the study, also after a kill or a
+crash. It repeats no finished probe.
 
 Examples:
   tuner run study.yaml

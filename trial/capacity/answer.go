@@ -124,10 +124,13 @@ func (c *Capacity) setError(stdErr float64, pieces []Piece) {
 // raced sets the rate that a race has found, in place of a bound. A pass alone is no capacity: the draw may have been
 // easy.
 func (c *Capacity) raced(rate, stdErr float64, e *estimate) {
-	c.Rate = rate
-	if c.Bound != Exact {
+	if c.Bound == Exact { // a comparison that the server's own verdicts refute is wrong
+		off := math.Exp(stdErr)
+		rate = min(max(rate, c.Low/off), c.High*off)
+	} else {
 		c.Bound = Estimated
 	}
+	c.Rate = rate
 	c.setError(stdErr, e.pieces)
 }
 

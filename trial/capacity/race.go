@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 
+	"gonum.org/v1/gonum/stat"
+
 	"vllmtuner/render"
 )
 
@@ -75,34 +77,40 @@ func (r Race) shapes(p *Population) (all []shape) {
 // worse for it.
 func (l *searchState) gain() (gain, stdErr float64, ok bool) {
 	if gain, stdErr, ok = l.pairedGain(); ok {
-		return gain, stdErr, true
+		return believed(gain, stdErr), stdErr, true
 	}
 	e, ok := l.estimate()
 	if !ok {
 		return 0, 0, false
 	}
-	return e.logRate - math.Log(l.Race.Best.Carried()), max(minRaceStdErr, e.stdErr), true
+	stdErr = max(minRaceStdErr, e.stdErr)
+	return believed(e.logRate-math.Log(l.Race.Best.Carried()), stdErr), stdErr, true
 }
 
 // pairedGain compares two servers by their headroom under the same draws, and by their brackets. One probe of each tells
 // their ratio to within 4 % (standard deviation, simulated H200), where single capacities differ by 8 % from draw to draw.
 func (l *searchState) pairedGain() (gain, stdErr float64, ok bool) {
+	best, slope := l.Race.Best, l.Race.queueSlope()
 	sum, weights := 0.0, 0.0
 	tell := func(gain, variance float64) {
 		sum += gain / variance
 		weights += 1 / variance
 	}
 	for _, mine := range l.steps {
-		i := slices.IndexFunc(l.Race.Steps, mine.pairs)
+		i := slices.IndexFunc(l.Race.Steps, func(theirs Step) bool {
+			near := math.Abs(math.Log(theirs.Rate/best.Carried())) <= nearBest
+			return near && mine.tells(slope) && theirs.tells(slope) && mine.Evidence.Draw == theirs.Evidence.Draw
+		})
 		if i < 0 {
 			continue
 		}
-		a, aErr := mine.boundary()
-		b, bErr := l.Race.Steps[i].boundary()
-		tell(a-b, pairedErr*pairedErr+aErr*aErr+bErr*bErr)
+		a, aErr := mine.boundary(slope)
+		b, bErr := l.Race.Steps[i].boundary(slope)
+		tell(a-b, aErr*aErr+bErr*bErr)
 	}
-	if best := l.Race.Best; weights > 0 && l.low != nil && l.high != nil && best.Low > 0 && best.High > best.Low && l.high.Rate > l.low.Rate {
-		tell((math.Log(l.low.Rate*l.high.Rate)-math.Log(best.Low*best.High))/2, bracketVariance(l.low.Rate, l.high.Rate)+bracketVariance(best.Low, best.High))
+	if weights > 0 && l.low != nil && l.high != nil && best.Low > 0 && best.High > best.Low && l.high.Rate > l.low.Rate {
+		mine, theirs := bracketVariance(l.low.Rate, l.high.Rate, slope), bracketVariance(best.Low, best.High, slope)
+		tell((math.Log(l.low.Rate*l.high.Rate)-math.Log(best.Low*best.High))/2, mine+theirs)
 	}
 	if weights == 0 {
 		return 0, 0, false
@@ -112,56 +120,99 @@ func (l *searchState) pairedGain() (gain, stdErr float64, ok bool) {
 
 // bracketVariance is the variance of ln capacity between a rate that passed and a rate that failed: any place between them
 // is as likely as any other, and another draw would move both.
-func bracketVariance(low, high float64) float64 {
-	width := math.Log(high / low)
-	return width*width/12 + drawErr*drawErr
+func bracketVariance(low, high, slope float64) float64 {
+	width, draw := math.Log(high/low), max(drawErr, slope*queueNoise)
+	return width*width/12 + draw*draw
 }
 
-// pairs reports whether two steps had the same requests, and whether each shows by its headroom how far the boundary is.
-func (s Step) pairs(other Step) bool {
-	tells := func(s Step) bool {
-		if !s.byRequests() || s.Seen < minSeen || s.Limited != "" {
-			return false
-		}
-		_, stdErr := s.boundary()
-		return stdErr < maxBoundaryErr
+// tells reports whether the headroom of a step shows how far the boundary is.
+func (s Step) tells(slope float64) bool {
+	if !s.byRequests() || s.Seen < minSeen || s.Limited != "" {
+		return false
 	}
-	return tells(s) && tells(other) && s.Evidence.Draw == other.Evidence.Draw
+	_, stdErr := s.boundary(slope)
+	return stdErr < maxBoundaryErr
 }
 
 // boundary returns ln of the rate at which the step's draw would just keep all limits, by the headroom of each limit, and
-// the standard error of the distance. The limit with the least headroom need not be the one that breaks first: a queue
-// may be short until just below the boundary.
-func (s Step) boundary() (logRate, stdErr float64) {
+// its standard error in a comparison with another server. slope is that of queues. The limit with the least headroom need
+// not be the one that breaks first: a queue may be short until just below the boundary.
+func (s Step) boundary(slope float64) (logRate, stdErr float64) {
 	logRate = math.Inf(1)
 	for _, limit := range s.Evidence.Limits {
-		slope, off := perTokenSlope, perTokenSlopeErr
+		at, off := math.Log(s.Rate)+perTokenSlope*limit.Headroom, math.Hypot(perTokenNoise, perTokenSlopeErr*limit.Headroom)
 		if strings.Contains(limit.Name, "TTFT") {
-			slope, off = queueSlope, queueSlopeErr
+			at, off = math.Log(s.Rate)+slope*limit.Headroom, slope*math.Hypot(queueNoise, queueSlopeErr*limit.Headroom)
+			if limit.Headroom < 0 { // the queue may be one that grows
+				off = max(off, -grownQueueErr*limit.Headroom)
+			}
 		}
-		if at := math.Log(s.Rate) + slope*limit.Headroom; at < logRate {
-			logRate, stdErr = at, off*math.Abs(limit.Headroom)
+		if at < logRate {
+			logRate, stdErr = at, off
 		}
 	}
 	return logRate, stdErr
 }
 
-// The change of ln rate that changes the headroom by one, near the boundary, and its standard deviation between servers
-// (simulated H200). A time per token grows about as the batch does. A time to first token grows with the queue, which is
-// much steeper.
+// queueSlope returns the change of ln rate that changes the headroom of a time to first token by one. A queue that forms
+// at the boundary makes it small; where the share of slow requests is nearly flat in the rate it is large. The steps of
+// the best server tell, together with what is usual.
+func (r Race) queueSlope() float64 {
+	var x, y []float64
+	for _, step := range r.Steps {
+		if step.Evidence == nil || step.Limited != "" {
+			continue
+		}
+		for _, limit := range step.Evidence.Limits {
+			if strings.Contains(limit.Name, "TTFT") {
+				x, y = append(x, math.Log(step.Rate)), append(y, max(-maxQueueHeadroom, min(maxQueueHeadroom, limit.Headroom)))
+			}
+		}
+	}
+	fall := usualFall
+	if len(x) > 1 {
+		covariance := stat.Covariance(x, y, nil)
+		n, noise := float64(len(x)-1), fallNoise*fallNoise
+		known := n * stat.Variance(x, nil) / noise
+		fall = (usualFall/(usualFallErr*usualFallErr) - n*covariance/noise) / (1/(usualFallErr*usualFallErr) + known)
+	}
+	return 1 / max(minFall, fall)
+}
+
 const (
-	perTokenSlope, perTokenSlopeErr = 1.0, 0.3
-	queueSlope, queueSlopeErr       = 0.1, 0.1
-	// pairedErr is the standard error of a comparison by one draw, beside the errors of the slopes.
-	pairedErr = 0.035
+	// A time per token grows about as the batch does: perTokenSlope is the change of ln rate that changes its headroom by
+	// one, with its standard deviation between servers. perTokenNoise is the noise of one probe in a comparison (simulated
+	// H200).
+	perTokenSlope, perTokenSlopeErr, perTokenNoise = 1.0, 0.3, 0.025
+	// The headroom of a time to first token falls by usualFall where the rate grows by a factor of e. One probe's differs by
+	// queueNoise from another server's that is as good, and by fallNoise from the line through several draws.
+	usualFall, usualFallErr, minFall     = 10.0, 8.0, 0.7
+	queueNoise, queueSlopeErr, fallNoise = 0.25, 0.5, 0.4
+	// Beyond maxQueueHeadroom a headroom only says that the rate is far away.
+	maxQueueHeadroom = 2
+	// A queue that has broken the limit may be one that grows, and then its headroom tells little of the rate.
+	grownQueueErr = 0.4
+	// nearBest is how far, in ln rate, a probe of the best server may be from its capacity to be compared.
+	nearBest = 0.25
 	// minSeen is the part of a window that must have been seen for its headroom to count. Of a window that ended early
 	// nobody knows whether the rest was better.
 	minSeen = 0.7
-	// drawErr is how much the capacity of one server differs from draw to draw.
+	// drawErr is how much the capacity of one server differs at least from draw to draw.
 	drawErr = 0.06
 	// maxBoundaryErr is how far a boundary may be off to be compared.
-	maxBoundaryErr = 0.2
+	maxBoundaryErr = 0.3
+	// usualGain is the standard deviation of ln capacity between good servers. A gain that is less sure than this is mostly
+	// luck, and is believed only in part.
+	usualGain = 0.2
 )
+
+// believed returns the part of a gain that is not luck: its mean after a usual gain is taken into account. A loss stays.
+func believed(gain, stdErr float64) float64 {
+	if gain <= 0 {
+		return gain
+	}
+	return gain * usualGain * usualGain / (usualGain*usualGain + stdErr*stdErr)
+}
 
 // nextOfRace returns the next rate of a race, or why it is over, and whether it is lost.
 func (l *searchState) nextOfRace() (rate float64, why string, lost bool) {

@@ -42,8 +42,8 @@ func (p *Plan) Text() string {
 		all += time.Duration(n+1) * (TypicalStart + TypicalRace*(p.confirm().LeadIn+p.confirm().Window))
 		confirmations = fmt.Sprintf(", then the best %d and the default once more", n)
 	}
-	t.Line("plan: %s by %s, cache %s, window %s; about %s per trial, %s in all%s", render.Count(f.Budget.Trials, "trial"),
-		f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(all), limit)
+	t.Paragraph(fmt.Sprintf("plan: %s by %s, cache %s, window %s; about %s per trial, %s in all%s", render.Count(f.Budget.Trials, "trial"),
+		f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(all), limit), "  ")
 	t.Paragraph(fmt.Sprintf("each trial is measured %s%s", probes, confirmations), "  ")
 	if precision := f.Probe.Precision; precision > 0 {
 		longest := TypicalStart + time.Duration(f.Probe.MaxProbes)*probe

@@ -62,7 +62,7 @@ func readSmallTruths(t *testing.T) (capacities map[string]float64, best float64)
 // The tuner was written against one simulated engine. This study is on an engine that shares no code and no equation with it.
 func TestAStudyOnTheOtherEngineEndsNearTheBest(t *testing.T) {
 	capacities, best := readSmallTruths(t)
-	f, err := runStudy(smallWorld(t), "tpe", 1, 6)
+	f, err := runStudy(smallWorld(t), "gp", 1, 8)
 	if err != nil {
 		t.Fatal(err)
 	}
