@@ -2,6 +2,7 @@ package sampler
 
 import (
 	"errors"
+	"maps"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -122,9 +123,7 @@ func TestInactiveIsNoValue(t *testing.T) {
 		"num-speculative-tokens": "3", "prompt-lookup-max": "2", "enable-prefix-caching": "true", "attention-backend": "FLASHINFER"}
 	with := func(tokens, lookup string) row {
 		p := space.Point{}
-		for name, value := range base {
-			p[name] = value
-		}
+		maps.Copy(p, base)
 		p["num-speculative-tokens"], p["prompt-lookup-max"] = tokens, lookup
 		if lookup == "" {
 			delete(p, "prompt-lookup-max")
