@@ -129,6 +129,9 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 	for _, line := range lines {
 		l.Line("%s", line)
 	}
+	if best.confirmed() {
+		l.Line("(vs best: confirmations against trial %d, all others against trial %d)", best.Trial.Number, best.Found.Number)
+	}
 	if left := len(study.Trials) - len(shown); left > 0 {
 		l.Line("(%s more: --all)", render.Count(left, "trial"))
 	}

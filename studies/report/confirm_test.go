@@ -1,0 +1,82 @@
+package report
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
+	"vllmtuner/tuner/space"
+)
+
+// confirmedStudy has a search whose best is trial 1, and confirmations with the given capacities in the order 1, 2, default.
+func confirmedStudy(rates ...float64) studies.Study {
+	point := func(seqs string) space.Point { return space.Point{"max-num-seqs": seqs} }
+	one := func(origin studies.Origin, p space.Point, rate, stdErr float64) studies.Trial {
+		c := capacity.Capacity{Rate: rate, Low: 0.95 * rate, High: 1.05 * rate, Bound: capacity.Exact, Binding: "p99 TPOT", StdErr: stdErr, Lowest: 0.9 * rate, Highest: 1.1 * rate}
+		if rate == 0 {
+			c = capacity.Capacity{Rate: 1, High: 1, Bound: capacity.AtMost, Binding: "p99 TPOT"}
+		}
+		return studies.Trial{Origin: origin, Point: p, State: studies.Done, Result: trial.Result{Outcome: trial.Measured, Capacity: c, GPUTime: time.Minute}}
+	}
+	study := studies.Study{Name: "s", State: studies.Done, Trials: []studies.Trial{
+		one(studies.Default, space.Point{}, 2, 0.05), one(studies.Sampled, point("1"), 2.6, 0.05), one(studies.Sampled, point("2"), 2.5, 0.05),
+	}}
+	for i, rate := range rates {
+		study.Trials = append(study.Trials, one(studies.Confirmed, []space.Point{point("1"), point("2"), {}}[i], rate, 0.02))
+	}
+	for i := range study.Trials {
+		study.Trials[i].Number = i
+	}
+	return study
+}
+
+// What was confirmed decides: the best of the confirmations wins, its capacity is shown, and the gain is over the
+// confirmed default. A point whose confirmation failed does not win.
+func TestTheConfirmationDecides(t *testing.T) {
+	for _, row := range []struct {
+		name      string
+		confirmed []float64
+		trial     int // the trial whose capacity is shown
+		found     int
+		gain      float64
+	}{
+		{"nothing is confirmed yet", nil, 1, 1, 0.3},
+		{"the best of the search holds", []float64{2.4, 2.3, 2}, 3, 1, 0.2},
+		{"the second is better with fresh requests", []float64{2.2, 2.4, 2}, 4, 2, 0.2},
+		{"the best of the search does not hold", []float64{0, 2.4, 2}, 4, 2, 0.2},
+		{"none holds", []float64{0, 0, 2}, 5, 0, 0},
+		{"the default is not confirmed yet", []float64{2.4}, 3, 1, 0.3},
+	} {
+		best, ok := Best(confirmedStudy(row.confirmed...))
+		if !ok || best.Trial.Number != row.trial || best.Found.Number != row.found {
+			t.Errorf("%s: the winner is trial %d, found by %d (%v); want %d and %d", row.name, best.Trial.Number, best.Found.Number, ok, row.trial, row.found)
+			continue
+		}
+		if got := best.Gain.Ratio; got < row.gain-0.001 || got > row.gain+0.001 {
+			t.Errorf("%s: the gain is %.3f, want %.3f", row.name, got, row.gain)
+		}
+	}
+}
+
+// The page names the trial that found the point, and says which trials a column compares.
+func TestAConfirmedWinnerIsExplained(t *testing.T) {
+	study := confirmedStudy(2.4, 2.3, 2)
+	var best, status strings.Builder
+	if err := BestText(&best, study, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := StatusText(&status, study, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	for text, want := range map[string]string{
+		best.String():   "3, which confirms trial 1 (sampler) with fresh requests",
+		status.String(): "(vs best: confirmations against trial 3, all others against trial 1)",
+	} {
+		if !strings.Contains(text, want) {
+			t.Errorf("%q is not in\n%s", want, text)
+		}
+	}
+}
