@@ -50,7 +50,7 @@ constraints: ["max-num-batched-tokens >= max-num-seqs"]
 %[2]s
 probe: {seconds: 15, min_requests: 300, lead_in: 2s, start_rate: 20, min_rate: 5, max_rate: 20, tolerance: 0.3, max_probes: 4}
 cache: {protocol: reset}
-budget: {confirm: 0, trials: 5}
+budget: {confirm: 0, min_gain: 0, trials: 5}
 sampler: {name: random, seed: 18}
 `
 

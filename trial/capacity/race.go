@@ -79,12 +79,18 @@ func (l *searchState) gain() (gain, stdErr float64, ok bool) {
 	if gain, stdErr, ok = l.pairedGain(); ok {
 		return believed(gain, stdErr), stdErr, true
 	}
+	best := l.Race.Best
+	if l.low != nil && l.high != nil && l.high.Rate > l.low.Rate { // a bracket is surer than a regression over few requests
+		middle := math.Log(l.low.Rate*l.high.Rate) / 2
+		stdErr = math.Sqrt(bracketVariance(l.low.Rate, l.high.Rate, l.Race.queueSlope()) + best.StdErr*best.StdErr)
+		return believed(middle-math.Log(best.Carried()), stdErr), stdErr, true
+	}
 	e, ok := l.estimate()
 	if !ok {
 		return 0, 0, false
 	}
 	stdErr = max(minRaceStdErr, e.stdErr)
-	return believed(e.logRate-math.Log(l.Race.Best.Carried()), stdErr), stdErr, true
+	return believed(e.logRate-math.Log(best.Carried()), stdErr), stdErr, true
 }
 
 // pairedGain compares two servers by their headroom under the same draws, and by their brackets. One probe of each tells
