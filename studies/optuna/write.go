@@ -125,14 +125,14 @@ func timeText(t time.Time) any {
 }
 
 // stateOf returns Optuna's state for a trial. Optuna takes its best value from all COMPLETE trials, so only trials of one
-// world may have this state.
+// world may have this state. Confirmations have other requests and longer probes than the search, so they do not.
 func (w *writer) stateOf(t studies.Trial) state {
 	if t.State != studies.Done {
 		return running
 	}
 	switch t.Result.Outcome {
 	case trial.Measured:
-		if w.worlds[t.Number] != w.deciding {
+		if w.worlds[t.Number] != w.deciding || t.Origin == studies.Confirmed {
 			return pruned
 		}
 		return complete
