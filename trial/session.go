@@ -84,12 +84,12 @@ const beforeProbes = "before the first probe"
 
 // pass sends n uncounted requests of a stream, beginning with the number first, and waits until the server is idle.
 func (s *session) pass(ctx context.Context, stream workload.Stream, first, n int, rate float64) error {
-	_, err := s.uncounted(ctx, passOf(s.runner, stream, first, n, rate), nil, beforeProbes)
+	_, err := s.uncounted(ctx, s.passOf(s.runner.Source, stream, first, n, rate), nil, beforeProbes)
 	return err
 }
 
-func passOf(r *Runner, stream workload.Stream, first, n int, rate float64) workload.Schedule {
-	return workload.Pass{Source: r.Source, Seed: r.Seed, Stream: stream, Rate: rate, First: first, N: n}.Schedule()
+func (s *session) passOf(source workload.Source, stream workload.Stream, first, n int, rate float64) workload.Schedule {
+	return workload.Pass{Source: source, Seed: s.runner.Seed, Stream: stream, Rate: rate, First: first, N: n}.Schedule()
 }
 
 // uncounted sends a load that belongs to no probe, and waits until the server is idle. Messages name its requests by

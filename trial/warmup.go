@@ -101,11 +101,8 @@ func (w warmUp) untilWarm(ctx context.Context) error {
 
 // piece sends piece n of the warm-up, counted from 0, and returns its latencies.
 func (w warmUp) piece(ctx context.Context, n int) (latencies, error) {
-	load := workload.Pass{
-		Source: w.briefly(warmUpAnswer), Seed: w.runner.Seed, Stream: workload.WarmUpStream, Rate: w.rate,
-		First: n * warmUpRequests, N: warmUpRequests,
-	}
-	run, err := w.uncounted(ctx, counted(load.Schedule()), nil, beforeProbes)
+	load := w.passOf(w.briefly(warmUpAnswer), workload.WarmUpStream, n*warmUpRequests, warmUpRequests, w.rate)
+	run, err := w.uncounted(ctx, counted(load), nil, beforeProbes)
 	return latenciesOf(run.Samples), err
 }
 
@@ -164,8 +161,8 @@ func meanPrompt(source workload.Source) float64 {
 
 // primeWith sends n prompts, from the first on, and asks for answers of one token.
 func (w warmUp) primeWith(ctx context.Context, first, n int, rate float64) error {
-	pass := workload.Pass{Source: w.briefly(1), Seed: w.runner.Seed, Stream: workload.PrimeStream, Rate: rate, First: first, N: n}
-	if _, err := w.uncounted(ctx, pass.Schedule(), nil, beforeProbes); err != nil {
+	pass := w.passOf(w.briefly(1), workload.PrimeStream, first, n, rate)
+	if _, err := w.uncounted(ctx, pass, nil, beforeProbes); err != nil {
 		return fmt.Errorf("prime the cache: %w", err)
 	}
 	return nil

@@ -1,6 +1,10 @@
 package tuner
 
 import (
+	"slices"
+
+	"github.com/samber/lo"
+
 	"vllmtuner/studies"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
@@ -46,46 +50,30 @@ func (s *Study) promisesLittle(study studies.Study) bool {
 
 // finalists returns the points to confirm, the best first and the default last.
 func (s *Study) finalists(study studies.Study) (points []space.Point) {
-	var reference space.Point
-	for _, t := range study.Trials {
-		if t.Origin == studies.Default && t.Met() {
-			reference = t.Point
+	for _, number := range sampler.Recommend(s.Space, study.Seed, history(study), len(study.Trials)) {
+		i := slices.IndexFunc(study.Trials, func(t studies.Trial) bool { return t.Number == number })
+		if i >= 0 && study.Trials[i].Met() && len(points) < s.Confirm {
+			points = append(points, study.Trials[i].Point)
 		}
 	}
-	defer func() {
-		if reference != nil && len(points) > 0 {
-			points = append(points, reference)
-		}
-	}()
-	for _, number := range sampler.Recommend(s.Space, study.Seed, history(study), len(study.Trials)) {
-		for _, t := range study.Trials {
-			if t.Number == number && t.Met() && len(points) < s.Confirm {
-				points = append(points, t.Point)
-			}
-		}
+	met := func(t studies.Trial) bool { return t.Origin == studies.Default && t.Met() }
+	if len(points) > 0 && slices.ContainsFunc(study.Trials, met) {
+		points = append(points, space.Point{})
 	}
 	return points
 }
 
 // isConfirmed reports whether a confirming trial of the point was begun.
 func isConfirmed(study studies.Study, p space.Point) bool {
-	for _, t := range study.Trials {
-		if t.Origin == studies.Confirmed && t.Point.String() == p.String() {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(study.Trials, func(t studies.Trial) bool {
+		return t.Origin == studies.Confirmed && t.Point.String() == p.String()
+	})
 }
 
 // searchTrials returns the trials that are no confirmation. Those have other requests and longer probes, so that their
 // capacities do not compare with the others'.
-func searchTrials(trials []studies.Trial) (search []studies.Trial) {
-	for _, t := range trials {
-		if t.Origin != studies.Confirmed {
-			search = append(search, t)
-		}
-	}
-	return search
+func searchTrials(trials []studies.Trial) []studies.Trial {
+	return lo.Filter(trials, func(t studies.Trial, _ int) bool { return t.Origin != studies.Confirmed })
 }
 
 // firstConfirmingDraw is far above every draw that a search uses.

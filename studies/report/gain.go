@@ -50,13 +50,19 @@ func gainOf(best studies.Trial, trials []studies.Trial, among int) *gain {
 		g.Bound = capacity.Exact
 		return g
 	}
-	g.Ratio, g.Bound = ratio(best.Result.Capacity, g.reference)
-	if c, ok := capacity.Compare(best.Result.Capacity, g.reference); ok {
+	g.compare(best.Result.Capacity, among)
+	return g
+}
+
+// compare sets how much the best of among trials gains over the reference, and how sure that is.
+func (g *gain) compare(best capacity.Capacity, among int) {
+	g.Ratio, g.Bound = ratio(best, g.reference)
+	g.Comparison, g.Among, g.Distinguishable = nil, 0, false
+	if c, ok := capacity.Compare(best, g.reference); ok {
 		g.Among = max(1, among-1)
 		g.Comparison = new(c.Among(g.Among))
 		g.Distinguishable = g.Comparison.Distinguishable()
 	}
-	return g
 }
 
 // confirmGain compares the confirmed trial with the confirmed reference, if there is one. Both had the same fresh requests.
@@ -64,20 +70,11 @@ func (b *Winner) confirmGain(confirmed studies.Trial, trials []studies.Trial, fi
 	if b.Gain == nil || b.Gain.Trial == b.Found.Number {
 		return
 	}
-	for _, searched := range trials {
-		for _, t := range trials {
-			if searched.Number != b.Gain.Trial || t.Origin != studies.Confirmed || !t.Met() || t.Point.String() != searched.Point.String() {
-				continue
-			}
-			g := *b.Gain
-			g.reference, g.Comparison, g.Among, g.Distinguishable = t.Result.Capacity, nil, 0, false
-			g.Ratio, g.Bound = ratio(confirmed.Result.Capacity, g.reference)
-			if c, ok := capacity.Compare(confirmed.Result.Capacity, g.reference); ok {
-				g.Among = max(1, finalists-1)
-				g.Comparison = new(c.Among(g.Among))
-				g.Distinguishable = g.Comparison.Distinguishable()
-			}
-			b.Gain = &g
+	reference := trials[slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Number == b.Gain.Trial })].Point.String()
+	for _, t := range trials {
+		if t.Origin == studies.Confirmed && t.Met() && t.Point.String() == reference {
+			b.Gain.reference = t.Result.Capacity
+			b.Gain.compare(confirmed.Result.Capacity, finalists)
 		}
 	}
 }
