@@ -62,6 +62,7 @@ type Sample struct {
 
 	Gaps    []time.Duration // times between tokens (ITL); empty unless recorded
 	Failure Failure         // "" for success
+	Status  int             // HTTP status of a response with the failure Status; 0 otherwise, and where the client does not know it
 	Detail  string          // first line of the error; kept only for the first few failures
 }
 
@@ -97,6 +98,7 @@ type Run struct {
 	Others       int           // uncounted requests that were sent: lead-in, run-out, and passes that fill the cache
 	Broken       int           // uncounted requests that failed
 	BrokenDetail string        // kind and text of the first failure of an uncounted request
+	BrokenStatus int           // Sample.Status of that request
 	Stopped      bool          // the Stop function ended the run
 	Tally        *Tally        // sums of all counted requests if there were too many to keep (Client.MaxSamples); then Samples is empty
 	Series       Series        // what happened in each second, uncounted requests included

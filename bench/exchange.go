@@ -158,7 +158,7 @@ func (x *exchange) refused(at time.Duration) {
 	if where := x.reply.header.Get("Location"); where != "" {
 		message += ", Location: " + firstLine(where)
 	}
-	x.sample.End = at
+	x.sample.End, x.sample.Status = at, x.reply.status
 	x.fail(Status, fmt.Sprintf("%d: %s", x.reply.status, message))
 }
 

@@ -222,6 +222,10 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 				if s.Failure != test.want || !strings.Contains(s.Detail, test.detail) || s.End == 0 {
 					t.Errorf("sample %+v, want failure %q with %q", s, test.want, test.detail)
 				}
+				known := s.Status > 0 && strings.HasPrefix(s.Detail, fmt.Sprintf("%d: ", s.Status))
+				if known != (test.want == Status) || s.Status != run.BrokenStatus {
+					t.Errorf("sample %+v, and status %d of the uncounted request; want the status that the detail begins with, and only for %s", s, run.BrokenStatus, Status)
+				}
 			}
 			if run.Others != 1 || (run.Broken > 0) != (test.want != "") || !strings.Contains(run.BrokenDetail, test.detail) {
 				t.Errorf("%d of %d uncounted requests failed (%s), want the one to fail like the others", run.Broken, run.Others, run.BrokenDetail)

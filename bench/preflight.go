@@ -289,24 +289,24 @@ func (c *Client) explain(s Sample, info Info) error {
 	case WrongLength:
 		return trouble(BadAnswer, nil, "%s: the server does not follow ignore_eos as vLLM does; measure natural lengths instead (--natural)", s.Detail)
 	case Status:
-		return c.explainStatus(s.Detail, info)
+		return c.explainStatus(s, info)
 	}
 	return trouble(BadAnswer, nil, "a request for two tokens fails with %s: %s", s.Failure, s.Detail)
 }
 
-// explainStatus does the work of explain for a status other than 200. The detail begins with the status code.
-func (c *Client) explainStatus(detail string, info Info) error {
-	switch number, _, _ := strings.Cut(detail, ":"); number {
-	case "401", "403":
-		return c.unauthorized(detail)
-	case "404":
+// explainStatus does the work of explain for a status other than 200.
+func (c *Client) explainStatus(s Sample, info Info) error {
+	switch s.Status {
+	case http.StatusUnauthorized, http.StatusForbidden:
+		return c.unauthorized(s.Detail)
+	case http.StatusNotFound:
 		// A server without a list of models can reject an unknown model only here.
-		if len(info.Models) == 0 || strings.Contains(detail, "model") {
-			wrong := trouble(WrongModel, nil, "the server does not know the model %q, or has no such endpoint (%s)", c.Model, detail)
+		if len(info.Models) == 0 || strings.Contains(s.Detail, "model") {
+			wrong := trouble(WrongModel, nil, "the server does not know the model %q, or has no such endpoint (%s)", c.Model, s.Detail)
 			wrong.Served = info.Models
 			return wrong
 		}
-		return trouble(NotOpenAI, nil, "the server serves the model but not this endpoint (%s): use the other one, completions or chat", detail)
+		return trouble(NotOpenAI, nil, "the server serves the model but not this endpoint (%s): use the other one, completions or chat", s.Detail)
 	}
-	return trouble(BadAnswer, nil, "the server answers a request for two tokens with %s", detail)
+	return trouble(BadAnswer, nil, "the server answers a request for two tokens with %s", s.Detail)
 }

@@ -272,7 +272,7 @@ func (f *runState) noteUncounted(s *Sample) {
 	}
 	f.run.Broken++
 	if f.run.BrokenDetail == "" {
-		f.run.BrokenDetail = string(s.Failure) + ": " + s.Detail
+		f.run.BrokenDetail, f.run.BrokenStatus = string(s.Failure)+": "+s.Detail, s.Status
 	}
 }
 

@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"regexp"
+	"net/http"
+	"slices"
 	"time"
 
 	"vllmtuner/serverctl"
@@ -32,15 +33,18 @@ func drain(ctx context.Context, server Server) (time.Duration, error) {
 	return took, nil
 }
 
-// turnedAway matches the statuses with which a server, or a gateway in front of it, refuses every request. No engine
-// flag causes them.
-var turnedAway = regexp.MustCompile(`http-status: (?:401|403|404|405|413|429|503)\b`)
+// turnedAway are the statuses with which a server, or a gateway in front of it, refuses every request. No engine flag
+// causes them.
+var turnedAway = []int{
+	http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed,
+	http.StatusRequestEntityTooLarge, http.StatusTooManyRequests, http.StatusServiceUnavailable,
+}
 
-// useless returns the error of a server that runs and fails every request. If the server dies within deathNotice, that
-// is the server's own error.
-func useless(ctx context.Context, server Server, evidence string) error {
+// useless returns the error of a server that runs and fails every request. status is the first failure's HTTP status; 0
+// if it has none. If the server dies within deathNotice, that is the server's own error.
+func useless(ctx context.Context, server Server, status int, evidence string) error {
 	class := serverctl.CrashLoad
-	if turnedAway.MatchString(evidence) {
+	if slices.Contains(turnedAway, status) {
 		class = serverctl.Infrastructure
 	}
 	return AwaitDeath(ctx, server, &serverctl.ExitError{Class: class, Evidence: evidence, Code: -1})

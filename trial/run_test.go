@@ -38,6 +38,7 @@ type stub struct {
 	wakes    int           // number of a later run that has tokens again
 	begins   bool          // whether, in a silent run, each answer hangs after its first token
 	says     bench.Failure // how requests fail in a silent run that does not end early
+	status   int           // HTTP status of these failures
 	exited   chan struct{}
 	streams  []int // number of streams of each closed loop so far
 
@@ -195,7 +196,7 @@ func (s *stub) silence(schedule workload.Schedule, stop bench.Stop) (bench.Run, 
 	}
 	if stop == nil {
 		for i := range run.Samples {
-			run.Samples[i].Failure, run.Samples[i].End = s.says, run.Elapsed
+			run.Samples[i].Failure, run.Samples[i].Status, run.Samples[i].End = s.says, s.status, run.Elapsed
 		}
 	}
 	s.note("silence")
@@ -429,6 +430,7 @@ func TestAHangIsNoBrokenLimit(t *testing.T) {
 		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no request was completed under load, and a single request afterwards was not completed within 3 s"},
 		{"the first token of each, and no more", &stub{says: bench.TimedOut, begins: true}, serverctl.Hang, "no request was completed under load"},
 		{"nothing but failures", &stub{says: bench.Status}, serverctl.CrashLoad, "no request was completed, and a single request sent afterwards failed too: http-status"},
+		{"nothing but refusals", &stub{says: bench.Status, status: 503}, serverctl.Infrastructure, "no request was completed, and a single request sent afterwards failed too: http-status"},
 		{"a token after all", &stub{wakes: 4}, "", ""},
 	} {
 		s := row.stub
@@ -524,17 +526,18 @@ func TestASecondAttemptMeasuresWhatWasLate(t *testing.T) {
 }
 
 func TestRequestsThatAreTurnedAwayAreNobodysFault(t *testing.T) {
-	for evidence, want := range map[string]serverctl.Class{
-		"all 9 requests of the warm-up failed: http-status: 429: too many": serverctl.Infrastructure,
-		"all 9 requests of the warm-up failed: http-status: 404: no model": serverctl.Infrastructure,
-		"all 9 requests of the warm-up failed: http-status: 400: too long": serverctl.CrashLoad,
-		"all 9 requests of the warm-up failed: http-status: 500: an error": serverctl.CrashLoad,
-		"all 9 requests of the warm-up failed: truncated: no end":          serverctl.CrashLoad,
+	for status, want := range map[int]serverctl.Class{
+		429: serverctl.Infrastructure, 404: serverctl.Infrastructure, 400: serverctl.CrashLoad, 500: serverctl.CrashLoad, 0: serverctl.CrashLoad,
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			exit, ok := errors.AsType[*serverctl.ExitError](useless(t.Context(), &stub{}, evidence))
-			if !ok || exit.Class != want {
-				t.Errorf("%s: %v, want %s", evidence, exit, want)
+			s := &session{server: &stub{}}
+			uncounted := bench.Run{Others: 9, Broken: 9, BrokenDetail: "a text", BrokenStatus: status}
+			counted := bench.Run{Samples: []bench.Sample{{Failure: bench.Status, Detail: "a text", Status: status}}}
+			for _, run := range []bench.Run{uncounted, counted} {
+				exit, ok := errors.AsType[*serverctl.ExitError](s.checkAnswers(t.Context(), run, "of the warm-up"))
+				if !ok || exit.Class != want {
+					t.Errorf("%+v: %v, want %s", run, exit, want)
+				}
 			}
 		})
 	}

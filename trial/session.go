@@ -126,17 +126,17 @@ func (s *session) idle(ctx context.Context) error {
 // checkAnswers adds a note if requests of an uncounted load failed. If most of them failed, the server may be dying, so
 // it waits some time for the server's death.
 func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string) error {
-	sent, broken, detail := run.Others+len(run.Samples), run.Broken, run.BrokenDetail
+	sent, broken, detail, status := run.Others+len(run.Samples), run.Broken, run.BrokenDetail, run.BrokenStatus
 	for _, sample := range run.Samples {
 		if sample.Failure != "" && sample.Failure != bench.WrongLength { // a wrong length voids the first probe, whose error explains it
 			if broken == 0 {
-				detail = fmt.Sprintf("%s: %s", sample.Failure, sample.Detail)
+				detail, status = fmt.Sprintf("%s: %s", sample.Failure, sample.Detail), sample.Status
 			}
 			broken++
 		}
 	}
 	if broken == sent && sent > 0 {
-		return useless(ctx, s.server, fmt.Sprintf("all %d requests %s failed: %s", sent, which, detail))
+		return useless(ctx, s.server, status, fmt.Sprintf("all %d requests %s failed: %s", sent, which, detail))
 	}
 	if broken > 0 {
 		s.note("%d of %d requests %s failed: %s", broken, sent, which, detail)
@@ -167,7 +167,7 @@ func (s *session) alive(ctx context.Context, run bench.Run) error {
 		case sample.OK():
 			return s.idle(ctx)
 		case sample.Failure != "" && sample.Failure != bench.TimedOut && sample.Failure != bench.NeverFinished:
-			return useless(ctx, s.server, fmt.Sprintf("no request was completed, and a single request sent afterwards failed too: %s: %s", sample.Failure, sample.Detail))
+			return useless(ctx, s.server, sample.Status, fmt.Sprintf("no request was completed, and a single request sent afterwards failed too: %s: %s", sample.Failure, sample.Detail))
 		}
 	}
 	return AwaitDeath(ctx, s.server, &serverctl.ExitError{Class: serverctl.Hang, Cause: serverctl.NoToken, Code: -1,

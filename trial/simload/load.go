@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"net/http"
 	"time"
 
 	"vllmtuner/bench"
@@ -155,7 +156,7 @@ func (f *loadRun) refuse(r *sim.Request, limit int) {
 		return
 	}
 	s := &f.run.Samples[r.Tag]
-	s.Failure, s.End = bench.Status, seconds(f.now)
+	s.Failure, s.Status, s.End = bench.Status, http.StatusBadRequest, seconds(f.now)
 	s.Detail = fmt.Sprintf("400: this model's maximum context length is %d tokens, the request has %d", limit, r.Prompt+r.Output)
 }
 

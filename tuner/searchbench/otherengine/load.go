@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"net/http"
 	"time"
 
 	"vllmtuner/bench"
@@ -107,7 +108,7 @@ func (r *run) submit(a workload.Arrival) {
 		}
 	case s.sample >= 0:
 		sample := &r.Samples[s.sample]
-		sample.Failure, sample.End = bench.Status, a.Due
+		sample.Failure, sample.Status, sample.End = bench.Status, http.StatusBadRequest, a.Due
 		sample.Detail = fmt.Sprintf("400: the request is longer than %d tokens", r.flags.maxModelLen)
 	}
 }
