@@ -84,7 +84,7 @@ func aProbe(seq int, rate float64) trial.Probe {
 		Seq: seq, Rate: rate,
 		Verdict: slo.Verdict{
 			Pass: true, Reason: "p99 TPOT 59.7 of 60 ms", Binding: "p99 TPOT", Headroom: 0.005,
-			Checks: []slo.Check{{Limit: "p99 TTFT", MaxMS: 1000, ValueMS: 711, N: 300, Allowed: 3, Headroom: 0.34},
+			Checks: []slo.Check{{Limit: "p99 TTFT", Metric: slo.TTFT, MaxMS: 1000, ValueMS: 711, N: 300, Allowed: 3, Headroom: 0.34},
 				{Limit: "p99 TPOT", MaxMS: 60, ValueMS: 59.7, N: 300, Allowed: 3, Headroom: 0.005}},
 		},
 		Measurement: bench.Measurement{

@@ -34,7 +34,10 @@ func (l *LongRun) Evidence(
 		if c.Each == "" || i >= len(s.Limits) {
 			return nil
 		}
-		e.Limits = append(e.Limits, capacity.LimitEvidence{Name: c.Limit, Allowed: 1 - s.Limits[i].Percentile/100, Headroom: c.Headroom, Each: c.Each})
+		limit := s.Limits[i]
+		e.Limits = append(e.Limits, capacity.LimitEvidence{
+			Name: c.Limit, Queue: limit.Metric == slo.TTFT, Allowed: 1 - limit.Percentile/100, Headroom: c.Headroom, Each: c.Each,
+		})
 	}
 	return e
 }

@@ -217,7 +217,7 @@ func (r *Reader) judgeSummary(m *bench.Measurement) (slo.Verdict, error) {
 			return v, fmt.Errorf("%s is %g ms, which is too short for any server; measure again", l, value)
 		}
 		limit := render.InMilliseconds(l.Max)
-		c := slo.Check{Limit: l.String(), MaxMS: limit, ValueMS: value, N: m.Completed, Headroom: math.Log(limit / value)}
+		c := slo.Check{Limit: l.String(), Metric: l.Metric, MaxMS: limit, ValueMS: value, N: m.Completed, Headroom: math.Log(limit / value)}
 		v.Checks = append(v.Checks, c)
 		v.Pass = v.Pass && value <= limit
 		if c.Headroom < v.Headroom {

@@ -19,6 +19,7 @@ type Evidence struct {
 // LimitEvidence says which counted requests broke one limit.
 type LimitEvidence struct {
 	Name     string
+	Queue    bool    // the limit is on the time to first token, which grows with the queue
 	Headroom float64 // ln(limit/value) of the whole probe; see slo.Check
 	Allowed  float64 // share of the requests that may break the limit in the long run: 0.01 for a p99
 	Each     string  // one character for each request: see slo.Check.Each

@@ -72,7 +72,7 @@ func (s *synthetic) probe(seconds float64, limits ...float64) Probe {
 					each.WriteByte(kept)
 				}
 			}
-			e.Limits = append(e.Limits, LimitEvidence{Name: "p99 TTFT", Allowed: 0.01, Each: each.String()})
+			e.Limits = append(e.Limits, LimitEvidence{Name: "p99 TTFT", Queue: true, Allowed: 0.01, Each: each.String()})
 			headroom := math.Log(0.01*float64(e.Counted)+1) - math.Log(float64(broken)+1)
 			if broken > e.Counted/100 {
 				o.Pass = false

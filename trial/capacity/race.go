@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math"
 	"slices"
-	"strings"
 
 	"gonum.org/v1/gonum/stat"
 
@@ -147,7 +146,7 @@ func (s Step) boundary(slope float64) (logRate, stdErr float64) {
 	logRate = math.Inf(1)
 	for _, limit := range s.Evidence.Limits {
 		at, off := math.Log(s.Rate)+perTokenSlope*limit.Headroom, math.Hypot(perTokenNoise, perTokenSlopeErr*limit.Headroom)
-		if strings.Contains(limit.Name, "TTFT") {
+		if limit.Queue {
 			at, off = math.Log(s.Rate)+slope*limit.Headroom, slope*math.Hypot(queueNoise, queueSlopeErr*limit.Headroom)
 			if limit.Headroom < 0 { // the queue may be one that grows
 				off = max(off, -grownQueueErr*limit.Headroom)
@@ -170,7 +169,7 @@ func (r Race) queueSlope() float64 {
 			continue
 		}
 		for _, limit := range step.Evidence.Limits {
-			if strings.Contains(limit.Name, "TTFT") {
+			if limit.Queue {
 				x, y = append(x, math.Log(step.Rate)), append(y, max(-maxQueueHeadroom, min(maxQueueHeadroom, limit.Headroom)))
 			}
 		}

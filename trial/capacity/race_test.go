@@ -178,3 +178,24 @@ func TestARaceEndsAndResumesForAnyAnswers(t *testing.T) {
 		}
 	}
 }
+
+func TestAQueueHasItsOwnSlope(t *testing.T) {
+	for _, row := range []struct {
+		limits []LimitEvidence
+		want   float64 // ln rate of the boundary
+	}{
+		{[]LimitEvidence{{Headroom: 0.5}}, perTokenSlope * 0.5},
+		{[]LimitEvidence{{Headroom: 0.5, Queue: true}}, 0.25 * 0.5},
+		{[]LimitEvidence{{Headroom: 0.1}, {Headroom: 0.5, Queue: true}}, perTokenSlope * 0.1},
+	} {
+		step := Step{Rate: 1, Outcome: Outcome{Evidence: &Evidence{Limits: row.limits}}}
+		if at, _ := step.boundary(0.25); math.Abs(at-row.want) > 1e-9 {
+			t.Errorf("%+v: the boundary is at %g, want %g", row.limits, at, row.want)
+		}
+	}
+	queue := Step{Rate: 1, Outcome: Outcome{Evidence: &Evidence{Limits: []LimitEvidence{{Headroom: 1, Queue: true}}}}}
+	tokens := Step{Rate: 2, Outcome: Outcome{Evidence: &Evidence{Limits: []LimitEvidence{{Headroom: 1}}}}}
+	if slope := (Race{Steps: []Step{queue, tokens}}).queueSlope(); slope != 1/usualFall {
+		t.Errorf("one step with a queue has the slope %g, want the usual %g", slope, 1/usualFall)
+	}
+}

@@ -65,8 +65,8 @@ func Latency(m bench.Measurement, metric slo.Metric, percentile int) (ms float64
 // latency returns the same as Latency, except for the p99 TTFT and p99 TPOT of a run that ended early. These come from
 // the verdict, which counts the requests that still waited. The measurement has only the completed requests.
 func (r Result) latency(metric slo.Metric, percentile int) (ms float64, known bool) {
-	limit := slo.Limit{Metric: metric, Percentile: float64(percentile)}.String()
-	if r.stopped && r.Verdict != nil && (limit == "p99 TTFT" || limit == "p99 TPOT") {
+	if r.stopped && r.Verdict != nil && percentile == 99 && (metric == slo.TTFT || metric == slo.TPOT) {
+		limit := slo.Limit{Metric: metric, Percentile: 99}.String()
 		for _, c := range r.Verdict.Checks {
 			if c.Limit == limit && c.ValueMS > 0 {
 				return c.ValueMS, true

@@ -154,7 +154,7 @@ func (s SLO) Stop(planned int) bench.Stop {
 // check judges one limit, and returns the known latencies in the order of their requests.
 func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c Check, values []float64) {
 	limit := render.InMilliseconds(l.Max)
-	c = Check{Limit: l.String(), MaxMS: limit}
+	c = Check{Limit: l.String(), Metric: l.Metric, MaxMS: limit}
 	each := make([]byte, len(samples))
 	for i := range samples {
 		s, known := &samples[i], len(values)

@@ -100,6 +100,7 @@ type Verdict struct {
 // A Check says whether the samples keep one limit.
 type Check struct {
 	Limit    string  `json:"limit"`
+	Metric   Metric  `json:"metric,omitempty"` // of the limit; "" in probes that older tuners stored
 	MaxMS    float64 `json:"max_ms"`
 	ValueMS  float64 `json:"value_ms"`         // numpy-linear percentile of the completed requests
 	N        int     `json:"n"`                // requests (for ITL: gaps) that count
@@ -142,9 +143,8 @@ func (v Verdict) Broken() []string {
 	}
 	var names []string
 	for _, c := range v.Checks {
-		_, metric, _ := strings.Cut(c.Limit, " ")
-		if c.fails() && !slices.Contains(names, metric) {
-			names = append(names, metric)
+		if name := strings.ToUpper(string(c.Metric)); c.fails() && !slices.Contains(names, name) {
+			names = append(names, name)
 		}
 	}
 	if v.Binding == errorRate {

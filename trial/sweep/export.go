@@ -127,8 +127,8 @@ func (c comparison) winnerRecords() [][]string {
 func (s *Sweep) targetRecords() [][]string {
 	records := [][]string{{"metric", "op", "limit_ms"}}
 	for _, l := range s.SLO.Limits {
-		percentile, metric, _ := strings.Cut(l.String(), " ")
-		records = append(records, []string{metric + " " + percentile, "<=", strconv.FormatFloat(render.InMilliseconds(l.Max), 'f', -1, 64)})
+		metric, percentile := strings.ToUpper(string(l.Metric)), strconv.FormatFloat(l.Percentile, 'f', -1, 64)
+		records = append(records, []string{metric + " p" + percentile, "<=", strconv.FormatFloat(render.InMilliseconds(l.Max), 'f', -1, 64)})
 	}
 	return records
 }

@@ -41,7 +41,7 @@ func (s *Sweep) setRows(letters ...string) {
 			}
 			p.Measurement.Completed = 1
 			if letter == 'f' {
-				p.Verdict.Checks = []slo.Check{{Limit: "p99 TTFT", Broken: 9}, {Limit: "p95 TPOT", MaxMS: 60}}
+				p.Verdict.Checks = []slo.Check{{Metric: slo.TTFT, Broken: 9}, {Metric: slo.TPOT, MaxMS: 60}}
 			}
 			c.Probes = append(c.Probes, p)
 		}
@@ -103,14 +103,14 @@ func TestASweepNamesItsWinner(t *testing.T) {
 }
 
 func TestVerdictsAsSweepsWriteThem(t *testing.T) {
-	broken := func(limits ...string) slo.Verdict {
+	broken := func(metrics ...slo.Metric) slo.Verdict {
 		v := slo.Verdict{}
-		for _, l := range limits {
-			v.Checks = append(v.Checks, slo.Check{Limit: l, Broken: 1})
+		for _, m := range metrics {
+			v.Checks = append(v.Checks, slo.Check{Metric: m, Broken: 1})
 		}
 		return v
 	}
-	late := broken("p99 TTFT")
+	late := broken(slo.TTFT)
 	late.ClientLimited = "late"
 	for _, row := range []struct {
 		verdict   slo.Verdict
@@ -118,10 +118,10 @@ func TestVerdictsAsSweepsWriteThem(t *testing.T) {
 		want      string
 	}{
 		{slo.Verdict{Pass: true}, 300, "PASS"},
-		{broken("p99 TTFT", "p99 TPOT"), 300, "FAIL (TTFT+TPOT)"},
-		{broken("p95 ITL"), 300, "FAIL (ITL)"},
+		{broken(slo.TTFT, slo.TPOT), 300, "FAIL (TTFT+TPOT)"},
+		{broken(slo.ITL), 300, "FAIL (ITL)"},
 		{slo.Verdict{Binding: "error rate"}, 299, "FAIL (errors)"},
-		{broken("p99 TTFT"), 0, "FAIL (none done)"},
+		{broken(slo.TTFT), 0, "FAIL (none done)"},
 		{late, 300, "client-limited"},
 	} {
 		p := trial.Probe{Verdict: row.verdict}
