@@ -167,13 +167,35 @@ func TestAvailableKVGiB(t *testing.T) {
 		"(1.91 GiB KV cache is needed, which is larger than the available KV cache memory (-0.2 GiB).": -0.2,
 		"which is larger than the available KV cache memory (12.53 GiB). Based on":                     12.53,
 	} {
-		if got, ok := AvailableKVGiB(evidence); !ok || got != want {
-			t.Errorf("AvailableKVGiB(%q) = %g, %v; want %g", evidence, got, ok, want)
+		if got := AvailableKVGiB(evidence); got == nil || *got != want {
+			t.Errorf("AvailableKVGiB(%q) = %v, want %g", evidence, got, want)
 		}
 	}
 	for _, evidence := range []string{"", "No available memory for the cache blocks", "available KV cache memory (1.2.3 GiB)"} {
-		if got, ok := AvailableKVGiB(evidence); ok {
-			t.Errorf("AvailableKVGiB(%q) = %g, want none", evidence, got)
+		if got := AvailableKVGiB(evidence); got != nil {
+			t.Errorf("AvailableKVGiB(%q) = %g, want none", evidence, *got)
+		}
+	}
+}
+
+func TestARefusedStartHasItsFactsAsValues(t *testing.T) {
+	for _, row := range []struct {
+		name, log string
+		class     Class
+		argparse  bool
+		kv        float64 // 0 if the log does not tell it
+	}{
+		{"argparse", "vllm serve: error: unrecognized arguments: --x\n", FlagsRejected, true, 0},
+		{"pydantic", "  Value error, argument x is too small [type=value_error, input_value=1]\n", FlagsRejected, false, 0},
+		{"a small KV cache", "ValueError: To serve at least one request with the models's max seq len (16384), (5.00 GiB KV cache is needed, " +
+			"which is larger than the available KV cache memory (1.91 GiB). Based on the available memory\n", KVTooSmall, false, 1.91},
+		{"no KV cache", "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`\n", KVTooSmall, false, 0},
+	} {
+		var l logbook
+		l.Write([]byte(row.log))
+		e := l.death(ending{code: 1})
+		if e.Class != row.class || e.Argparse != row.argparse || (e.KVGiB != nil) != (row.kv != 0) || e.KVGiB != nil && *e.KVGiB != row.kv {
+			t.Errorf("%s: death = %+v, want %+v", row.name, e, row)
 		}
 	}
 }

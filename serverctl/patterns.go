@@ -83,15 +83,18 @@ func keepMin[N int | float64](to *N, v N) {
 // kvAvailable matches the size of the KV cache in the error of a server that refuses to start; see deaths.
 var kvAvailable = regexp.MustCompile(`available KV cache memory \((-?[\d.]+) GiB\)`)
 
-// AvailableKVGiB returns the size of the available KV cache in GiB. evidence comes from a failed start with the class
-// KVTooSmall; ok is false if it does not tell the size.
-func AvailableKVGiB(evidence string) (gib float64, ok bool) {
-	m := kvAvailable.FindStringSubmatch(evidence)
+// AvailableKVGiB returns the size of the available KV cache in GiB; nil if the line does not tell it. line comes from
+// the log of a failed start with the class KVTooSmall, or is the evidence of such a start.
+func AvailableKVGiB(line string) *float64 {
+	m := kvAvailable.FindStringSubmatch(line)
 	if m == nil {
-		return 0, false
+		return nil
 	}
 	gib, err := strconv.ParseFloat(m[1], 64)
-	return gib, err == nil
+	if err != nil {
+		return nil
+	}
+	return &gib
 }
 
 // A phase is a step of a start, shown to users who wait for minutes.
@@ -133,12 +136,6 @@ type death struct {
 
 // argparse matches the beginning of each error that argparse writes about a command line.
 const argparse = `(?:argument |unrecognized arguments|ambiguous option|the following arguments)`
-
-var argparseError = regexp.MustCompile(`^` + argparse)
-
-// IsArgparse reports whether the evidence of FlagsRejected comes from argparse. Such an error stays, whatever the other
-// flags are.
-func IsArgparse(evidence string) bool { return argparseError.MatchString(evidence) }
 
 var deaths = []death{
 	// Texts of create_server_socket in vllm/entrypoints/openai/api_server.py, and of torch.distributed for its own
@@ -209,13 +206,13 @@ var deaths = []death{
 
 	// argparse exits with code 2 after a line such as: vllm serve: error: argument --max-num-seqs: invalid int value:
 	// 'abc' (0.14.1).
-	{text: regexp.MustCompile(`: error: (` + argparse + `.*)`), start: FlagsRejected},
+	{text: regexp.MustCompile(`: error: (` + argparse + `.*)`), start: FlagsRejected, refine: func(e *ExitError, _ []string) { e.Argparse = true }},
 	// pydantic writes the reason on the line after "1 validation error for SchedulerConfig" (0.14.1, vllm/config/*.py).
 	{text: regexp.MustCompile(`^ +(?:Value error, |Assertion failed, )?(.+?) \[type=\w+, input_value=`), start: FlagsRejected},
 
 	// vllm/v1/core/kv_cache_utils.py; in 0.33 kv_cache_planning.py. 0.14.1 writes "models's".
 	{text: regexp.MustCompile(`(To serve at least one request with the models?'s max seq len .*?GiB KV cache is needed, ` +
-		`which is larger than the available KV cache memory .*)`), start: KVTooSmall},
+		`which is larger than the available KV cache memory .*)`), start: KVTooSmall, refine: func(e *ExitError, g []string) { e.KVGiB = AvailableKVGiB(g[1]) }},
 	{text: regexp.MustCompile(`(No available memory for the cache blocks.*|The model's max seq len \(\d+\) is larger than the maximum number of tokens that can be stored in KV cache.*)`), start: KVTooSmall},
 
 	// vllm/v1/worker/utils.py (0.33) and gpu_worker.py. memoryOfOthers decides whether the point or another process is

@@ -121,6 +121,8 @@ type ExitError struct {
 	Class    Class
 	Cause    Cause         // empty when only the class is known
 	Evidence string        // the log line that shows the class, or what was observed
+	Argparse bool          // argparse refused the args; its error stays, whatever the other flags are
+	KVGiB    *float64      // size of the KV cache of KVTooSmall, in GiB; nil if the log does not tell it
 	Code     int           // exit code; -1 when the server still ran or a signal ended it
 	Tail     []string      // last lines of the server's log
 	Took     time.Duration // time from the start to the failure; set only by the simulator, whose time is virtual

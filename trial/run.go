@@ -153,6 +153,7 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 		return result, err
 	}
 	result.Outcome, result.Class, result.Cause, result.Evidence, result.Tail = Unknown, exit.Class, exit.Cause, exit.Evidence, exit.Tail
+	result.Argparse, result.KVGiB = exit.Argparse, exit.KVGiB
 	result.GPUTime = max(result.GPUTime, exit.Took)
 	if exit.Class.PointsFault() {
 		result.Outcome = Infeasible

@@ -324,7 +324,7 @@ func TestRunWhenTheServerFails(t *testing.T) {
 		class serverctl.Class // class of the infeasible point; empty if an error ends the study
 		err   string
 	}{
-		{"a refusal to start is the point's fault", fails(&serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"}), serverctl.KVTooSmall, ""},
+		{"a refusal to start is the point's fault", fails(&serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed", KVGiB: new(1.5)}), serverctl.KVTooSmall, ""},
 		{"a death under load is the point's fault", dies.start, serverctl.OOMLoad, ""},
 		{"so is a death between two loads, with the server's own last words", func(ctx context.Context, l Launch) (Server, Load, error) {
 			_, load, err := resets.start(ctx, l)
@@ -347,7 +347,7 @@ func TestRunWhenTheServerFails(t *testing.T) {
 			}
 			continue
 		}
-		if err != nil || result.Outcome != Infeasible || result.Class != row.class || result.Evidence == "" {
+		if err != nil || result.Outcome != Infeasible || result.Class != row.class || result.Evidence == "" || (result.KVGiB != nil) != (row.class == serverctl.KVTooSmall) {
 			t.Errorf("%s: Run = %+v, %v, want an infeasible point with class %s", row.name, result, err, row.class)
 		}
 	}

@@ -101,6 +101,8 @@ type Result struct {
 	Class    serverctl.Class   `json:"class,omitempty"`    // why the outcome is not Measured; a Measured trial has ClientLimited if the load generator limited its capacity
 	Cause    serverctl.Cause   `json:"cause,omitempty"`    // more exact reason than the class; "" if it is not known
 	Evidence string            `json:"evidence,omitempty"` // line of the log, or message, that shows the class
+	Argparse bool              `json:"argparse,omitempty"` // as in serverctl.ExitError; false in trials of older tuners
+	KVGiB    *float64          `json:"kv_gib,omitempty"`   // as in serverctl.ExitError; nil in trials of older tuners
 	Tail     []string          `json:"tail,omitempty"`     // last lines of the server's log; empty if Measured
 	Capacity capacity.Capacity `json:"capacity"`
 	Cache    Protocol          `json:"cache,omitempty"` // how the trial treated the prefix cache; empty in trials of older tuners

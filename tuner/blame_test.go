@@ -50,7 +50,7 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 		stored int // finished trials when the study ends
 	}{
 		{"a driver that does not start gets a second try", always(serverctl.ExitError{Class: serverctl.Infrastructure, Cause: serverctl.Driver, Evidence: "CUDA driver initialization failed"}), 2, 0},
-		{"args that every trial has are refused once", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: "unrecognized arguments: --x"}), 1, 0},
+		{"args that every trial has are refused once", always(serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: "unrecognized arguments: --x", Argparse: true}), 1, 0},
 		{"the first servers die with the same words except for numbers", func(n int) *serverctl.ExitError {
 			e := script
 			e.Evidence = fmt.Sprintf("serve.sh: process %d found no GPU", n)

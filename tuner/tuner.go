@@ -354,7 +354,7 @@ func lastAttempt(probes []trial.Probe) int {
 func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	switch {
 	case r.Cause.Machine():
-	case r.Class == serverctl.FlagsRejected && serverctl.IsArgparse(r.Evidence) && len(t.Point) == 0: // these are args of every trial, so every trial would fail
+	case r.Argparse && len(t.Point) == 0: // these are args of every trial, so every trial would fail
 	case r.Cause == serverctl.HostOOM && slices.ContainsFunc(slices.Collect(maps.Keys(t.Point)), serverctl.AsksHostMemory):
 		r.Outcome = trial.Infeasible // this is the second server with these flags that found no memory
 		return nil

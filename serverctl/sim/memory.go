@@ -12,8 +12,10 @@ const BlockSize = 16
 
 // A StartError is a failed start, with the text that vLLM logs for it.
 type StartError struct {
-	Text string
-	OOM  bool // true if the GPU is out of memory; otherwise the KV cache is too small
+	Text    string
+	Summary string   // what Text says, without figures; "" unless the error is of KVTokens
+	OOM     bool     // true if the GPU is out of memory; otherwise the KV cache is too small
+	KVGiB   *float64 // size of the KV cache that is too small, in GiB; nil if Text does not tell it
 }
 
 // Error returns vLLM's text.
@@ -43,19 +45,21 @@ func (p *Profile) KVGiB(o Options) float64 {
 func (p *Profile) KVTokens(o Options) (int, error) {
 	kv := p.KVGiB(o)
 	if kv <= 0 {
-		return 0, &StartError{Text: "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization` when initializing the engine."}
+		const summary = "ValueError: No available memory for the cache blocks"
+		return 0, &StartError{Summary: summary, Text: summary + ". Try increasing `gpu_memory_utilization` when initializing the engine."}
 	}
 	tokens := int(kv*gib/p.Memory.KVBytesPerToken) / BlockSize * BlockSize
 	if tokens < o.MaxModelLen {
 		need := float64(o.MaxModelLen) * p.Memory.KVBytesPerToken / gib
-		return 0, &StartError{Text: fmt.Sprintf("ValueError: To serve at least one request with the models's max seq len (%d), "+
+		return 0, &StartError{KVGiB: &kv, Summary: "ValueError: the KV cache is too small for one request of max_model_len tokens", Text: fmt.Sprintf("ValueError: To serve at least one request with the models's max seq len (%d), "+
 			"(%.2f GiB KV cache is needed, which is larger than the available KV cache memory (%.2f GiB). "+
 			"Based on the available memory, the estimated maximum model length is %d. "+
 			"Try increasing `gpu_memory_utilization` or decreasing `max_model_len` when initializing the engine.",
 			o.MaxModelLen, need, kv, tokens)}
 	}
 	if (1-o.GPUMemoryUtilization)*p.Memory.GPUGiB < p.Memory.GraphReserveGiB {
-		return 0, &StartError{OOM: true, Text: "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 512.00 MiB. " +
+		const summary = "torch.OutOfMemoryError: CUDA out of memory"
+		return 0, &StartError{OOM: true, Summary: summary, Text: summary + ". Tried to allocate 512.00 MiB. " +
 			"GPU 0 has a total capacity of " + fmt.Sprintf("%.2f GiB", p.Memory.GPUGiB) + " of which 300.00 MiB is free."}
 	}
 	return tokens, nil

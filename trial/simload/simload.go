@@ -44,13 +44,13 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 func startError(err error, took time.Duration) error {
 	exit := &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: err.Error(), Code: 1, Tail: []string{err.Error()}, Took: took}
 	if start, ok := errors.AsType[*sim.StartError](err); ok {
-		exit.Class = serverctl.KVTooSmall
+		exit.Class, exit.KVGiB = serverctl.KVTooSmall, start.KVGiB
 		if start.OOM {
 			exit.Class = serverctl.OOMStart
 		}
 	}
 	if _, ok := errors.AsType[*sim.UsageError](err); ok {
-		exit.Code = 2
+		exit.Code, exit.Argparse = 2, true
 	}
 	return exit
 }

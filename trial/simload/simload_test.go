@@ -110,14 +110,14 @@ func TestStartRefusesAsTheServerWould(t *testing.T) {
 		class serverctl.Class
 		code  int
 	}{
-		{"--no-such-flag", serverctl.FlagsRejected, 2},
+		{"--no-such-flag", serverctl.FlagsRejected, 2}, // argparse exits with 2
 		{"--max-num-seqs 64 --max-num-batched-tokens 32", serverctl.FlagsRejected, 1},
 		{"--gpu-memory-utilization 0.5", serverctl.KVTooSmall, 1},
 		{"--gpu-memory-utilization 0.99", serverctl.OOMStart, 1},
 	} {
 		_, _, err := rig(t).Start(t.Context(), trial.Launch{Args: strings.Fields(row.args), Progress: func(string) {}})
 		exit, ok := errors.AsType[*serverctl.ExitError](err)
-		if !ok || exit.Class != row.class || exit.Code != row.code || exit.Evidence == "" {
+		if !ok || exit.Class != row.class || exit.Code != row.code || exit.Evidence == "" || exit.Argparse != (row.code == 2) {
 			t.Errorf("%s: Start = %v, want class %s and code %d", row.args, err, row.class, row.code)
 		}
 	}

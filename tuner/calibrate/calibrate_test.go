@@ -66,7 +66,7 @@ func study(t *testing.T, server *sim.Profile, r trial.Runner, configs []string, 
 		var exit *serverctl.ExitError
 		switch {
 		case errors.As(err, &exit):
-			one.Result.Class, one.Result.Evidence = exit.Class, exit.Evidence
+			one.Result.Class, one.Result.Evidence, one.Result.KVGiB = exit.Class, exit.Evidence, exit.KVGiB
 		case err != nil:
 			t.Fatal(err)
 		default:
@@ -303,6 +303,40 @@ func TestWhyNot(t *testing.T) {
 		row.change(&p)
 		if got := whyNot(p); got != row.want {
 			t.Errorf("whyNot = %q, want %q", got, row.want)
+		}
+	}
+}
+
+func TestTheKVSizeOfARefusedStart(t *testing.T) {
+	const evidence = "the available KV cache memory (1.91 GiB)"
+	for _, row := range []struct {
+		name   string
+		result trial.Result
+		want   float64 // 0 if it is not known
+	}{
+		{"as a value", trial.Result{Class: serverctl.KVTooSmall, KVGiB: new(1.5), Evidence: evidence}, 1.5},
+		{"in the evidence of an older study", trial.Result{Class: serverctl.KVTooSmall, Evidence: evidence}, 1.91},
+		{"nowhere", trial.Result{Class: serverctl.KVTooSmall, Evidence: "No available memory for the cache blocks"}, 0},
+		{"of a start that failed otherwise", trial.Result{Class: serverctl.StartCrash, Evidence: evidence}, 0},
+	} {
+		c := &calibration{Input: Input{Study: studies.Study{Trials: []studies.Trial{{Result: row.result}}}}}
+		sizes := c.kvSizes(profile(t))
+		if len(sizes) > 1 || (len(sizes) == 1) != (row.want != 0) || len(sizes) == 1 && (sizes[0].gib != row.want || !sizes[0].refused) {
+			t.Errorf("%s: the sizes are %+v, want %g of a refused start", row.name, sizes, row.want)
+		}
+	}
+}
+
+// Trials whose simulated server would not start are counted by a reason without figures.
+func TestAReasonNotToStartHasNoFigures(t *testing.T) {
+	for args, want := range map[string]string{
+		"--gpu-memory-utilization 0.1":  "ValueError: No available memory for the cache blocks",
+		"--max-model-len 1000000":       "ValueError: the KV cache is too small for one request of max_model_len tokens",
+		"--gpu-memory-utilization 0.99": "torch.OutOfMemoryError: CUDA out of memory",
+	} {
+		_, err := newCandidate(profile(t), studies.Trial{Args: strings.Fields(args)})
+		if err == nil || err.Error() != "the simulator would not start: "+want {
+			t.Errorf("%s: newCandidate = %v, want %q", args, err, want)
 		}
 	}
 }

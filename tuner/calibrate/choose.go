@@ -2,6 +2,7 @@ package calibrate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"runtime"
 	"slices"
@@ -160,8 +161,10 @@ func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
 		return nil, err
 	}
 	if _, err := p.KVTokens(options); err != nil {
-		text, _, _ := strings.Cut(err.Error(), ".")
-		return nil, fmt.Errorf("the simulator would not start: %s", text)
+		if start, ok := errors.AsType[*sim.StartError](err); ok {
+			err = errors.New(start.Summary)
+		}
+		return nil, fmt.Errorf("the simulator would not start: %w", err)
 	}
 	return &candidate{trial: t, args: args, options: options}, nil
 }

@@ -34,14 +34,17 @@ func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 			continue // choose reports it
 		}
 		facts := t.Result.Facts
-		refusal, refused := serverctl.AvailableKVGiB(t.Result.Evidence)
+		refused := t.Result.KVGiB
+		if refused == nil { // a study of an older tuner has the size only in the evidence
+			refused = serverctl.AvailableKVGiB(t.Result.Evidence)
+		}
 		switch {
 		case facts.KVCacheGiB > 0:
 			sizes = append(sizes, kvSize{options, facts.KVCacheGiB, false})
 		case facts.KVCacheTokens > 0:
 			sizes = append(sizes, kvSize{options, float64(facts.KVCacheTokens) * p.Memory.KVBytesPerToken / gib, false})
-		case t.Result.Class == serverctl.KVTooSmall && refused:
-			sizes = append(sizes, kvSize{options, refusal, true})
+		case t.Result.Class == serverctl.KVTooSmall && refused != nil:
+			sizes = append(sizes, kvSize{options, *refused, true})
 		}
 	}
 	return sizes

@@ -101,7 +101,7 @@ func (m *Machine) Start(ctx context.Context, launch trial.Launch) (trial.Server,
 	}
 	f, err := m.parse(launch.Args)
 	if err != nil {
-		return nil, nil, &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: err.Error(), Code: 2, Tail: []string{err.Error()}}
+		return nil, nil, &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: err.Error(), Argparse: true, Code: 2, Tail: []string{err.Error()}}
 	}
 	if exit := m.check(f); exit != nil {
 		return nil, nil, exit
