@@ -9,7 +9,6 @@ import (
 	"io"
 	"math"
 	"path/filepath"
-	"strings"
 
 	"vllmtuner/foreign"
 )
@@ -78,13 +77,17 @@ func (r *reader) fail(format string, args ...any) { r.err = cmp.Or(r.err, fmt.Er
 
 // checkVersion refuses a file whose schema is not the revision that this package knows.
 func (r *reader) checkVersion(name string) {
+	var isOptuna bool
 	var found string
-	err := r.tx.QueryRow(`SELECT version_num FROM alembic_version`).Scan(&found)
+	err := r.tx.QueryRow(`SELECT EXISTS (SELECT 1 FROM sqlite_master WHERE name='alembic_version' AND type='table')`).Scan(&isOptuna)
+	if err == nil && isOptuna {
+		err = r.tx.QueryRow(`SELECT version_num FROM alembic_version`).Scan(&found)
+	}
 	switch {
-	case err != nil && strings.Contains(err.Error(), "no such table"):
-		r.fail("it is an SQLite file, but not one of Optuna's; give a file that Optuna's RDBStorage or `tuner export --format sqlite` wrote")
 	case err != nil:
 		r.err = err
+	case !isOptuna:
+		r.fail("it is an SQLite file, but not one of Optuna's; give a file that Optuna's RDBStorage or `tuner export --format sqlite` wrote")
 	case found != revision:
 		r.fail("its schema is %s, and only %s can be read; upgrade a copy: optuna storage upgrade --storage sqlite:///%s", found, revision, name)
 	}
