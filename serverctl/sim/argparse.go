@@ -29,6 +29,38 @@ type Flag struct {
 	Choices  []string        `json:"choices"`
 	Default  *string         `json:"default"` // in the form of Python's repr
 	Refusal  *string         `json:"refusal"` // the parser's error for the value abc; null when it accepts abc
+
+	kind  valueKind
+	wrong string // the part of Refusal that says what is wrong with the value abc
+}
+
+// A valueKind is what the values of a flag are.
+type valueKind int
+
+const (
+	textValue      valueKind = iota // any text, or one of Choices
+	intValue                        // an integer
+	humanIntValue                   // an integer that may have a unit
+	humanIntOrAuto                  // the same, or auto
+	floatValue                      // a number
+	jsonValue                       // any JSON
+)
+
+// kindOf infers the kind of a flag's values from the parser's error for the value abc.
+func kindOf(refusal string) valueKind {
+	switch {
+	case strings.Contains(refusal, "human_readable_int_or_auto"):
+		return humanIntOrAuto
+	case strings.Contains(refusal, "human_readable_int"):
+		return humanIntValue
+	case strings.Contains(refusal, "invalid int value"), strings.Contains(refusal, "<class 'int'>"):
+		return intValue
+	case strings.Contains(refusal, "invalid float value"), strings.Contains(refusal, "<class 'float'>"):
+		return floatValue
+	case refusal == "" || strings.Contains(refusal, "invalid choice"):
+		return textValue
+	}
+	return jsonValue
 }
 
 // Flags returns the flags of a version in the order of its parser. The version must be in Versions.
@@ -63,6 +95,10 @@ func newParser(version string) *parser {
 		panic(fmt.Sprintf("sim: the flags of vLLM %s: %v", version, err))
 	}
 	for _, f := range p.flags {
+		if f.Refusal != nil {
+			f.kind = kindOf(*f.Refusal)
+			_, f.wrong, _ = strings.Cut(*f.Refusal, ": ")
+		}
 		for _, name := range f.Accepted {
 			p.named[name] = f
 		}
@@ -264,37 +300,32 @@ func (f *Flag) negates(name string) bool {
 		strings.HasPrefix(name, "--enable-") && strings.HasPrefix(first, "--disable-"))
 }
 
-// read parses one value. It infers the flag's type from the parser's error for the value abc.
+// read parses one value.
 func (f *Flag) read(word string) (v any, err error) {
-	refusal := ""
-	if f.Refusal != nil {
-		refusal = *f.Refusal
-	}
-	switch {
-	case strings.Contains(refusal, "human_readable_int_or_auto") && (word == "-1" || strings.EqualFold(word, "auto")):
-		return autoLength, nil
-	case strings.Contains(refusal, "human_readable_int"):
-		v, err = humanInt(word)
-		if errors.Is(err, errDecimals) {
+	switch f.kind {
+	case textValue:
+		v = word
+	case intValue:
+		v, err = strconv.Atoi(word)
+	case humanIntValue, humanIntOrAuto:
+		if f.kind == humanIntOrAuto && (word == "-1" || strings.EqualFold(word, "auto")) {
+			return autoLength, nil
+		}
+		if v, err = humanInt(word); errors.Is(err, errDecimals) {
 			return nil, err
 		}
-	case strings.Contains(refusal, "invalid int value"), strings.Contains(refusal, "<class 'int'>"):
-		v, err = strconv.Atoi(word)
-	case strings.Contains(refusal, "invalid float value"), strings.Contains(refusal, "<class 'float'>"):
+	case floatValue:
 		if v, err = strconv.ParseFloat(word, 64); strings.ContainsAny(word, "xX") {
 			err = strconv.ErrSyntax // Python reads no hexadecimal floats
 		}
-	case refusal == "" || strings.Contains(refusal, "invalid choice"):
-		v = word
-	default: // a type whose values are JSON
+	case jsonValue:
 		if !json.Valid([]byte(word)) {
 			err = errors.New("no JSON")
 		}
 		v = json.RawMessage(word)
 	}
 	if err != nil {
-		_, text, _ := strings.Cut(refusal, ": ")
-		return nil, errors.New(strings.NewReplacer("'abc'", "'"+word+"'", " abc ", " "+word+" ").Replace(text))
+		return nil, errors.New(strings.NewReplacer("'abc'", "'"+word+"'", " abc ", " "+word+" ").Replace(f.wrong))
 	}
 	if len(f.Choices) > 0 && !slices.Contains(f.Choices, word) {
 		quote := ""
