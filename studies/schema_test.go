@@ -99,6 +99,13 @@ func TestOlderSchemas(t *testing.T) {
 			if !is || !reflect.DeepEqual(read.Trials, want) || !reflect.DeepEqual(study.Trials, want) {
 				t.Errorf("IsFile = %t, and ReadFile and ReadSnapshot have the trials\n%+v and\n%+v, want\n%+v", is, read.Trials, study.Trials, want)
 			}
+			cache := trial.Reset
+			if version == 4 {
+				cache = trial.Carried
+			}
+			if study.OldCache != cache {
+				t.Errorf("OldCache = %q, want %q", study.OldCache, cache)
+			}
 			for i, e := range study.Events {
 				if e.Kind+" "+e.Text() != events[i] || (e.Kind == Drift) != (len(e.Changes) > 0) {
 					t.Errorf("event %d = %+v, want %q", i, e, events[i])
@@ -166,6 +173,17 @@ func wantNearest(t *testing.T, s *Store, of Trial) {
 	for _, p := range failed {
 		if h := p.Verdict.Headroom; h > headroom.Float64 || h == headroom.Float64 && p.Rate < rate.Float64 {
 			t.Errorf("trial %d: the nearest is %g at %g req/s, and %g at %g is nearer", of.Number, headroom.Float64, rate.Float64, h, p.Rate)
+		}
+	}
+}
+
+func TestOldCache(t *testing.T) {
+	for text, want := range map[string]trial.Protocol{
+		"": "", "protocol reset, prime rate 0 req/s": trial.Reset, "protocol steady, prime rate 1.5 req/s": trial.Steady,
+		"protocol primed, prime rate 0 req/s": trial.Primed, "protocol of the workload, prime rate 0 req/s": trial.Carried,
+	} {
+		if got := oldCache(text); got != want {
+			t.Errorf("oldCache(%q) = %q, want %q", text, got, want)
 		}
 	}
 }

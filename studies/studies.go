@@ -72,6 +72,10 @@ type Study struct {
 	Trials  []Trial   // sorted by number
 	Prior   []Trial   // imported trials in the order of their import: hints for the search, and never its winner
 
+	// OldCache is how trials of older tuners treated the prefix cache, because their results do not say it. It is "" if it
+	// is not known.
+	OldCache trial.Protocol
+
 	// Only ReadLive sets Life and Unseen, for a study that was published as Running.
 	Life   fence.Life
 	Unseen string // why nothing is known of the owner; "" if Life has what is known

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"vllmtuner/trial"
 )
 
 // A fact of a study's world has one of these kinds. They are kept in Study.World, Study.Found and Study.Noted.
@@ -34,7 +36,7 @@ func writeFact(tx *transaction, key, value, kind string) {
 func (r *reading) loadWorld() error {
 	s := &r.study
 	s.World, s.Found, s.Noted = map[string]string{}, map[string]string{}, map[string]string{}
-	return r.all(worldTable, func(fact row) error {
+	err := r.all(worldTable, func(fact row) error {
 		key, value, kind := fact.text("key"), fact.text("value"), fact.text("kind")
 		of := map[string]map[string]string{asked: s.World, found: s.Found, noted: s.Noted}[kind]
 		if of == nil {
@@ -43,6 +45,18 @@ func (r *reading) loadWorld() error {
 		of[key] = value
 		return nil
 	})
+	s.OldCache = oldCache(s.World["cache"])
+	return err
+}
+
+// oldCache returns the protocol in the world's text about the prefix cache, such as "protocol reset, prime rate 0 req/s".
+// "" means that there is no text. No other code reads that text: results have the protocol, except those of older tuners.
+func oldCache(text string) trial.Protocol {
+	protocol, _, _ := strings.Cut(strings.TrimPrefix(text, "protocol "), ",")
+	if protocol == "of the workload" { // Steady or Primed; neither empties the cache
+		return trial.Carried
+	}
+	return trial.Protocol(protocol)
 }
 
 // fits returns an error if the stored study cannot go on with these settings. A study without measurements fits any

@@ -105,7 +105,7 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 // that passed. It adds nothing if the study does not say how it treats the cache.
 func (l *lines) cached(study studies.Study, t studies.Trial) {
 	text := "carried from probe to probe"
-	switch cacheProtocol(study, t) {
+	switch cmp.Or(t.Result.Cache, study.OldCache) {
 	case "":
 		return
 	case trial.Reset:
@@ -127,13 +127,6 @@ func (l *lines) cached(study studies.Study, t studies.Trial) {
 		text += fmt.Sprintf("; at %s req/s it held %s of the prompt tokens", render.Number(at.Rate), render.Share(at.HitRate))
 	}
 	l.Item("cache", "%s", text)
-}
-
-// cacheProtocol returns how a trial treated the prefix cache. Results of older tuners do not say this. Then the world
-// of their study says it in words, such as "protocol reset, prime rate 0 req/s".
-func cacheProtocol(study studies.Study, t studies.Trial) trial.Protocol {
-	words, _, _ := strings.Cut(study.World["cache"], ",")
-	return cmp.Or(t.Result.Cache, trial.Protocol(strings.TrimPrefix(words, "protocol ")))
 }
 
 // restored adds a note for each time the study was restored from a snapshot. The note says how much was lost.

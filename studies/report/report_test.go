@@ -647,7 +647,7 @@ func TestBestReportsThePrefixCache(t *testing.T) {
 	}
 	for _, row := range []struct {
 		cache  trial.Protocol
-		world  string
+		old    trial.Protocol
 		probes []trial.Probe
 		want   string
 	}{
@@ -658,15 +658,15 @@ func TestBestReportsThePrefixCache(t *testing.T) {
 		{trial.Steady, "", []trial.Probe{probe(2, -1, true)},
 			"cache     carried from probe to probe; the server does not report its hit rate\n"},
 		{trial.Primed, "", nil, "cache     carried from probe to probe\n"},
-		{"", "protocol reset, prime rate 0 req/s", nil, "cache     emptied before each probe\n"},
-		{"", "protocol of the workload, prime rate 0 req/s", nil, "cache     carried from probe to probe\n"},
+		{"", trial.Reset, nil, "cache     emptied before each probe\n"},
+		{trial.Steady, trial.Reset, nil, "cache     carried from probe to probe\n"},
+		{"", trial.Carried, nil, "cache     carried from probe to probe\n"},
 		{"", "", []trial.Probe{probe(2, 0.5, true)}, ""},
 	} {
 		var l lines
-		study := studies.Study{World: map[string]string{"cache": row.world}}
-		l.cached(study, studies.Trial{Probes: row.probes, Result: trial.Result{Cache: row.cache}})
+		l.cached(studies.Study{OldCache: row.old}, studies.Trial{Probes: row.probes, Result: trial.Result{Cache: row.cache}})
 		if got := l.String(); got != row.want {
-			t.Errorf("%q, %q: cached = %q, want %q", row.cache, row.world, got, row.want)
+			t.Errorf("%q, %q: cached = %q, want %q", row.cache, row.old, got, row.want)
 		}
 	}
 }
