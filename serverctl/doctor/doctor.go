@@ -122,9 +122,10 @@ func (r *Report) AddStore(store Store, warnings []string, err error) {
 // source fails, that is an error unless the need is 0 GPUs.
 func (r *Report) findGPUs(ctx context.Context, e Examination) {
 	reading, err := e.Source.Query(ctx)
+	none, isNone := errors.AsType[*gpu.NoneError](err)
 	switch failure, failed := errors.AsType[*gpu.Failure](err); {
-	case errors.Is(err, gpu.ErrNone):
-		r.GPUs.None = strings.TrimPrefix(err.Error(), gpu.ErrNone.Error()+": ")
+	case isNone:
+		r.GPUs.None = none.Why
 	case failed:
 		r.addLack("not known: "+failure.Doing+": "+failure.Why, failure.Remedy)
 		return

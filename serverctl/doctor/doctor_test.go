@@ -69,8 +69,8 @@ func TestText(t *testing.T) {
 	}{
 		{"one_gpu", fixedSource{gpus: []gpu.GPU{h200(0)}}, gpuPod(8), -1, true},
 		{"troubles", fixedSource{gpus: []gpu.GPU{h200(0), busy, lost, divided}}, tight, -1, false},
-		{"no_gpu", fixedSource{err: fmt.Errorf("%w: there is no nvidia-smi in PATH", gpu.ErrNone)}, gpuPod(8), -1, true},
-		{"no_gpu_needed_one", fixedSource{err: fmt.Errorf("%w: there is no nvidia-smi in PATH", gpu.ErrNone)}, gpuPod(8), 1, false},
+		{"no_gpu", fixedSource{err: &gpu.NoneError{Why: "there is no nvidia-smi in PATH"}}, gpuPod(8), -1, true},
+		{"no_gpu_needed_one", fixedSource{err: &gpu.NoneError{Why: "there is no nvidia-smi in PATH"}}, gpuPod(8), 1, false},
 		{"driver", fixedSource{err: &gpu.Failure{Doing: "query nvidia-smi", Why: "exit status 18: Failed to initialize NVML: Driver/library version mismatch",
 			Remedy: "the driver was updated under its loaded kernel module: reboot the node, or load the module anew"}}, gpuPod(8), -1, false},
 		{"driver_not_needed", fixedSource{err: &gpu.Failure{Doing: "query nvidia-smi", Why: "signal: killed"}}, gpuPod(8), 0, true},

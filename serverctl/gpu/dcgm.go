@@ -149,7 +149,7 @@ func device(labels map[string]string) *GPU {
 		g.Index = n
 	}
 	if profile := labels["GPU_I_PROFILE"]; profile != "" {
-		g.MIG = fmt.Sprintf("%s #%s", profile, labels["GPU_I_ID"])
+		g.MIG, g.Profile = fmt.Sprintf("%s #%s", profile, labels["GPU_I_ID"]), profile
 	}
 	return g
 }

@@ -41,11 +41,11 @@ func TestParseDCGM(t *testing.T) {
 		}},
 		{"the instances of a divided GPU, and the old name of the reasons", "testdata/dcgm_mig.prom", []GPU{
 			{
-				Index: 0, UUID: "GPU-1f027ee8", Name: "NVIDIA A800-SXM4-80GB", Driver: "535.129.03", MIG: "2g.20gb #3",
+				Index: 0, UUID: "GPU-1f027ee8", Name: "NVIDIA A800-SXM4-80GB", Driver: "535.129.03", MIG: "2g.20gb #3", Profile: "2g.20gb",
 				TotalMiB: new(19968.0), UsedMiB: new(10.0), FreeMiB: new(19958.0), Throttle: []string{},
 			},
 			{
-				Index: 0, UUID: "GPU-1f027ee8", Name: "NVIDIA A800-SXM4-80GB", Driver: "535.129.03", MIG: "2g.20gb #5",
+				Index: 0, UUID: "GPU-1f027ee8", Name: "NVIDIA A800-SXM4-80GB", Driver: "535.129.03", MIG: "2g.20gb #5", Profile: "2g.20gb",
 				TotalMiB: new(19968.0), UsedMiB: new(9000.0), FreeMiB: new(10968.0),
 			},
 		}},

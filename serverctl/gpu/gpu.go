@@ -16,7 +16,18 @@ import (
 // fact about the machine, not a failure. The error that wraps it has the reason.
 var ErrNone = errors.New("no NVIDIA GPU")
 
-// A Source tells the state of the GPUs at this moment. Its error is ErrNone, a *Failure, or the end of ctx.
+// A NoneError is ErrNone with its reason.
+type NoneError struct{ Why string }
+
+// Error returns ErrNone with its reason.
+func (e *NoneError) Error() string { return ErrNone.Error() + ": " + e.Why }
+
+// Unwrap returns ErrNone.
+func (e *NoneError) Unwrap() error { return ErrNone }
+
+func none(format string, args ...any) error { return &NoneError{fmt.Sprintf(format, args...)} }
+
+// A Source tells the state of the GPUs at this moment. Its error is a *NoneError, a *Failure, or the end of ctx.
 type Source interface {
 	Query(ctx context.Context) (Reading, error)
 }
@@ -38,6 +49,8 @@ type GPU struct {
 	Name   string `json:"name"`
 	Driver string `json:"driver"`        // such as 580.173.02
 	MIG    string `json:"mig,omitempty"` // "enabled" for a divided device, a profile such as "2g.20gb #3" for an instance
+
+	Profile string `json:"-"` // the profile alone of an instance, such as 2g.20gb; "" for a device
 
 	TotalMiB       *float64 `json:"total_mib"`
 	UsedMiB        *float64 `json:"used_mib"` // without the memory that the driver reserves, so used + free is less than total

@@ -142,9 +142,9 @@ func (n *NvidiaSMI) find() (string, error) {
 	path, err := exec.LookPath(n.program())
 	switch {
 	case errors.Is(err, exec.ErrNotFound) && !strings.Contains(n.program(), "/"):
-		return "", fmt.Errorf("%w: there is no %s in PATH", ErrNone, n.program())
+		return "", none("there is no %s in PATH", n.program())
 	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
-		return "", fmt.Errorf("%w: there is no %s", ErrNone, n.program())
+		return "", none("there is no %s", n.program())
 	case err != nil:
 		return "", n.failure(err.Error(), "give its full path, and make it executable")
 	}
@@ -204,7 +204,7 @@ func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
 	said := firstLine(stdout, stderr)
 	exit, ended := errors.AsType[*exec.ExitError](err)
 	if strings.Contains(stdout+stderr, "No devices were found") {
-		return fmt.Errorf("%w: %s says %q", ErrNone, n.program(), said)
+		return none("%s says %q", n.program(), said)
 	}
 	switch {
 	case err == nil, errors.Is(err, exec.ErrWaitDelay): // ErrWaitDelay: nvidia-smi has ended, but a child of it holds the pipe
@@ -214,7 +214,7 @@ func (n *NvidiaSMI) verdict(err error, stdout, stderr string) error {
 	case exit.ExitCode() == codeCorruptedInfoROM:
 		return nil
 	case exit.ExitCode() == codeDriverNotLoaded, exit.ExitCode() == codeLibraryNotFound:
-		return fmt.Errorf("%w: %s says %q", ErrNone, n.program(), said)
+		return none("%s says %q", n.program(), said)
 	}
 	why := exit.String() // such as "exit status 18" or "signal: killed"
 	if said != "" {

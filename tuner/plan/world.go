@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -56,8 +57,7 @@ func (p *Plan) gpuNames() string {
 		if g.MIG == "" {
 			return g.Name
 		}
-		profile, _, _ := strings.Cut(g.MIG, " #")
-		return g.Name + ", MIG " + profile
+		return g.Name + ", MIG " + cmp.Or(g.Profile, g.MIG)
 	})
 	var names []string
 	for _, name := range slices.Sorted(maps.Keys(counts)) {
