@@ -10,7 +10,6 @@ import (
 
 	"vllmtuner/studies"
 	"vllmtuner/trial"
-	"vllmtuner/trial/live"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -42,7 +41,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 			must(t, os.WriteFile(filepath.Dir(dir), nil, 0o644))
 		}, want: "a part of its path is a file, not a directory", code: exitUsage},
 		{name: "a record that cannot be read", file: simulated, set: func(t *testing.T, dir string) {
-			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, live.RecordFile), []byte("no record"), 0o644))
+			must(t, os.MkdirAll(dir, 0o755), os.WriteFile(filepath.Join(dir, "server.json"), []byte("no record"), 0o644))
 		}, want: "names the server that a killed run may have left", code: exitUsage},
 		{name: "a directory of the study is a link", file: simulated, set: func(t *testing.T, dir string) {
 			must(t, os.MkdirAll(dir, 0o755), os.Symlink(t.TempDir(), filepath.Join(dir, "fence")))

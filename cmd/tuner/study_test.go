@@ -11,7 +11,6 @@ import (
 
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/studies"
-	"vllmtuner/trial/live"
 )
 
 // smallStudy is a study of the simulated small-fast server. %s is that server: either a child process that is measured
@@ -66,7 +65,7 @@ func snapshot(t *testing.T, dir string) studies.Study {
 
 // serverRecord returns the process record of the study's server. It returns false if there is none.
 func serverRecord(dir string) (proc.Record, bool) {
-	text, err := os.ReadFile(filepath.Join(dir, live.RecordFile))
+	text, err := os.ReadFile(filepath.Join(dir, "server.json"))
 	if err != nil {
 		return proc.Record{}, false
 	}

@@ -14,15 +14,15 @@ import (
 	"vllmtuner/serverctl/proc"
 )
 
-// RecordFile identifies the process of the running server. If this tuner is killed, the next run ends that process.
-const RecordFile = "server.json"
+// recordFile identifies the process of the running server. If this tuner is killed, the next run ends that process.
+const recordFile = "server.json"
 
 func writeRecord(dir string, r proc.Record) error {
 	text, err := json.Marshal(r)
 	if err != nil {
 		return err
 	}
-	temp, err := os.CreateTemp(dir, RecordFile+".*.tmp")
+	temp, err := os.CreateTemp(dir, recordFile+".*.tmp")
 	if err != nil {
 		return err
 	}
@@ -30,12 +30,12 @@ func writeRecord(dir string, r proc.Record) error {
 	if err := errors.Join(err, temp.Sync(), temp.Close()); err != nil {
 		return errors.Join(err, os.Remove(temp.Name()))
 	}
-	return os.Rename(temp.Name(), filepath.Join(dir, RecordFile))
+	return os.Rename(temp.Name(), filepath.Join(dir, recordFile))
 }
 
 // removeRecord removes the process record when the server is gone. A missing record is no error.
 func removeRecord(dir string) error {
-	if err := os.Remove(filepath.Join(dir, RecordFile)); !errors.Is(err, fs.ErrNotExist) {
+	if err := os.Remove(filepath.Join(dir, recordFile)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
@@ -59,7 +59,7 @@ func (e *RecordError) Unwrap() error { return e.err }
 
 // readRecord returns nil if there is no record. The error is a *RecordError, or an error of the disk.
 func readRecord(dir string) (*proc.Record, error) {
-	path := filepath.Join(dir, RecordFile)
+	path := filepath.Join(dir, recordFile)
 	file, err := foreign.OpenRegular(os.O_RDONLY, func(flag int) (*os.File, error) { return os.OpenFile(path, flag, 0) })
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil

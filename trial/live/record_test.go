@@ -25,7 +25,7 @@ func TestCheckRecord(t *testing.T) {
 				t.Fatal(err)
 			}
 			if row.text != "" {
-				if err := os.WriteFile(filepath.Join(dir, RecordFile), []byte(row.text), 0o644); err != nil {
+				if err := os.WriteFile(filepath.Join(dir, recordFile), []byte(row.text), 0o644); err != nil {
 					t.Fatal(err)
 				}
 			}

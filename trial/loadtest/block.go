@@ -127,7 +127,7 @@ func (t *block) verdict(r Result) {
 		for _, c := range v.Checks {
 			t.Paragraph(fmt.Sprintf("%-6s %s", map[bool]string{true: "kept", false: "broken"}[c.Headroom >= 0], c), "  ")
 		}
-		t.Paragraph("SLO "+VerdictWord(r)+": "+v.Reason, "  ")
+		t.Paragraph("SLO "+verdictWord(r)+": "+v.Reason, "  ")
 	}
 	for _, note := range r.notes {
 		t.Paragraph("note: "+note, "  ")

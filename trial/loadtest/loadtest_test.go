@@ -115,7 +115,7 @@ func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	}
 	late := r
 	late.Verdict, late.Limited = &slo.Verdict{Pass: true, ClientLimited: "late"}, "late"
-	if word := VerdictWord(late); word != "client-limited" {
+	if word := verdictWord(late); word != "client-limited" {
 		t.Errorf("the row says %q, want client-limited", word)
 	}
 	if err := keptAny([]capacity.Step{{Rate: 20, Outcome: late.outcome()}}); !errors.Is(err, ErrNoRunKept) {

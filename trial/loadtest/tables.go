@@ -28,7 +28,7 @@ func (o *Report) writeRow(r Result) error {
 	}
 	at := func(metric slo.Metric, percentile int) string { return cell(r.latency(metric, percentile)) }
 	fmt.Fprintf(&t, "%7s %7.2f %7.0f %6s %6s %6s %6s %7s %6s %6d %s\n", offered, m.RequestThroughput, m.OutputThroughput,
-		at(slo.TTFT, 50), at(slo.TTFT, high), at(second, 50), at(second, high), at(slo.E2E, 50), at(slo.E2E, high), m.Failed, VerdictWord(r))
+		at(slo.TTFT, 50), at(slo.TTFT, high), at(second, 50), at(second, high), at(slo.E2E, 50), at(slo.E2E, high), m.Failed, verdictWord(r))
 	if r.Limited != "" {
 		t.Paragraph("        client-limited: "+r.Limited, "        ")
 	}
@@ -103,13 +103,13 @@ func Record(r Result) (names, values []string) {
 	latencies(slo.TPOT, 50, 99)
 	add("completed", strconv.Itoa(r.Measurement.Completed))
 	add("failed", strconv.Itoa(r.Measurement.Failed))
-	add("slo", VerdictWord(r))
+	add("slo", verdictWord(r))
 	add("client_limited", r.Limited)
 	return names, values
 }
 
-// VerdictWord returns the verdict on a run in one word, such as "passed"; "" without an SLO.
-func VerdictWord(r Result) string {
+// verdictWord returns the verdict on a run in one word, such as "passed"; "" without an SLO.
+func verdictWord(r Result) string {
 	switch {
 	case r.Measurement.Void != "":
 		return "void"
