@@ -226,7 +226,7 @@ func (r *Reader) judgeSummary(m *bench.Measurement) (slo.Verdict, error) {
 		}
 	}
 	if float64(m.Failed) > r.SLO.MaxErrorRate*float64(m.Requests) {
-		v.Pass, v.Binding, v.Headroom = false, "error rate", min(v.Headroom, -minMiss)
+		v.Pass, v.Binding, v.Headroom = false, slo.ErrorRate, min(v.Headroom, -minMiss)
 		v.Reason = fmt.Sprintf("%d of %d requests failed", m.Failed, m.Requests)
 	}
 	return v, nil

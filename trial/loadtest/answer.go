@@ -58,7 +58,7 @@ func newAnswer(found capacity.Capacity, s *Search) Answer {
 // failing returns a text with the number of failed requests. It returns "" if they are not too many for the error rate
 // or for a latency limit.
 func failing(v slo.Verdict) string {
-	tooMany := slices.Contains(v.Broken(), "errors")
+	tooMany := v.Binding == slo.ErrorRate
 	for _, c := range v.Checks {
 		if c.Failed > c.Allowed || tooMany && c.Failed > 0 {
 			return fmt.Sprintf("%d of %d requests failed", c.Failed, c.N)

@@ -104,10 +104,10 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	case failed+pending == len(samples) && (v.Pass || pending == 0):
 		v.Pass, v.Headroom, v.Reason = false, -maxHeadroom, "no request was completed"
 		if failed > 0 {
-			v.Binding = errorRate
+			v.Binding = ErrorRate
 		}
 	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
-		v.Pass, v.Binding, v.Headroom = false, errorRate, min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
+		v.Pass, v.Binding, v.Headroom = false, ErrorRate, min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
 		v.Reason = fmt.Sprintf("%d of %d requests failed; at most %.3g %% may fail", failed, planned, 100*s.MaxErrorRate)
 	case v.Pass && grown.perSecond > 0:
 		v.Pass, v.Binding, v.Headroom, v.Reason = false, overSaturated, grown.headroom(), grown.String()

@@ -129,7 +129,7 @@ const (
 
 // The values of Verdict.Binding that are not names of limits.
 const (
-	errorRate     = "error rate"     // too many requests failed
+	ErrorRate     = "error rate"     // too many requests failed
 	overSaturated = "over-saturated" // the queue grows
 	tooFew        = "too few"        // fewer than MinRequests
 )
@@ -147,7 +147,7 @@ func (v Verdict) Broken() []string {
 			names = append(names, name)
 		}
 	}
-	if v.Binding == errorRate {
+	if v.Binding == ErrorRate {
 		names = append(names, "errors")
 	}
 	return names
