@@ -98,7 +98,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	case errors.Is(err, trial.ErrInterrupted), errors.Is(err, errStoppedNow), errors.Is(err, context.Canceled):
 		err = fmt.Errorf("the sweep was interrupted; the tables hold what was measured: %w", err)
 	case err == nil:
-		err = r.sweep.Outcome()
+		err = r.sweep.Report().Outcome()
 	}
 	return errors.Join(reportSweep(r.sweep, c.App.Writer, format, c.String("out")), err)
 }
@@ -108,11 +108,12 @@ func reportSweep(s *sweep.Sweep, w io.Writer, format, dir string) error {
 	if !s.Begun() {
 		return nil
 	}
-	write := map[string]func(io.Writer) error{sweepTable: s.WriteText, sweepCSV: s.WriteCSV, sweepJSON: s.WriteJSON}[format]
+	report := s.Report()
+	write := map[string]func(io.Writer) error{sweepTable: report.WriteText, sweepCSV: report.WriteCSV, sweepJSON: report.WriteJSON}[format]
 	if err := write(w); err != nil || dir == "" {
 		return err
 	}
-	return s.WriteFiles(dir)
+	return report.WriteFiles(dir)
 }
 
 // A sweepRun is a sweep with the plan of its servers.
