@@ -28,7 +28,7 @@ func Parse(name string, text []byte) (*File, error) {
 		known := d.keysOf(f)
 		d.mapping(known)("", root)
 		d.missing(sortedKeys(known))
-		d.check(f)
+		checker{d, f}.check()
 	}
 	if err := d.err(); err != nil {
 		return nil, err
