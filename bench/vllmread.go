@@ -132,9 +132,9 @@ func (f *vllmFields) count(key string) int {
 
 // duration converts seconds to a duration. An error calls the value by its key.
 func (f *vllmFields) duration(seconds float64, key string) time.Duration {
-	const longest = 1e7 // about four months, in seconds; larger values are errors, because their sums could overflow
-	if seconds < 0 || seconds > longest {
-		f.wrong = append(f.wrong, fmt.Errorf("%s: %g s, want 0 to %g s", key, seconds, float64(longest)))
+	const maxSeconds = 1e7 // about four months; larger values are errors, because their sums could overflow
+	if seconds < 0 || seconds > maxSeconds {
+		f.wrong = append(f.wrong, fmt.Errorf("%s: %g s, want 0 to %g s", key, seconds, float64(maxSeconds)))
 		return 0
 	}
 	return time.Duration(seconds * float64(time.Second))

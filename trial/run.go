@@ -212,8 +212,8 @@ func until(ctx context.Context, done <-chan struct{}, cause func() error) (conte
 // is twice as long as a request may take, so that as many requests are in flight as in the long run. The limits and the
 // mean length of an answer say how long a request may take.
 func SearchLeadIn(s slo.SLO, source workload.Source) time.Duration {
-	const shortest, longest, lifetimes = 30 * time.Second, 150 * time.Second, 2
-	return min(max(shortest, lifetimes*s.MayTake(meanAnswer(source))), longest).Round(time.Second)
+	const minLeadIn, maxLeadIn, lifetimes = 30 * time.Second, 150 * time.Second, 2
+	return min(max(minLeadIn, lifetimes*s.MayTake(meanAnswer(source))), maxLeadIn).Round(time.Second)
 }
 
 // DefaultLeadIn is the lead-in where the capacity itself is wanted, and not only a comparison of capacities.

@@ -1,9 +1,7 @@
 package main
 
 import (
-	"fmt"
 	"math"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,6 +10,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
+	"vllmtuner/tuner/studyfile"
 )
 
 // Limits of the flags of tuner bench.
@@ -69,51 +68,19 @@ func parseConcurrencies(words []string) ([]int, error) {
 	return all, nil
 }
 
-const percentileForm = `([0-9]{1,3}(?:\.[0-9]{1,6})?)`
-
-// limitForm matches "p99 ttft <= 1000ms" and "ttft_p99: 1000ms".
-var limitForm = regexp.MustCompile(`^(?:p` + percentileForm + `[ _]+([a-z0-9]+)|([a-z0-9]+)_p` + percentileForm + `)` +
-	` *(?:<=|<|=|:) *(.+)$`)
-
-const limitExample = `write "p99 ttft <= 1000ms", or as in a study file ttft_p99=1000ms; error_rate=1% lets 1 % of the requests fail`
-
-// parseSLO reads limits in two forms: "p99 ttft <= 1000ms", and the form of a study file, "ttft_p99: 1000ms". It
-// returns nil if there are no words.
-func parseSLO(words []string) (*slo.SLO, error) {
-	var s slo.SLO
-	for _, word := range words {
-		word = strings.ToLower(strings.TrimSpace(word))
-		if share, ok := strings.CutPrefix(word, "error_rate"); ok {
-			if err := parseErrorRate(&s, word, share); err != nil {
-				return nil, err
-			}
-			continue
-		}
-		limit, err := parseLimit(word)
-		if err != nil {
-			return nil, usage("--slo %q: %w", word, err)
-		}
-		if slices.ContainsFunc(s.Limits, func(l slo.Limit) bool { return l.String() == limit.String() }) {
-			return nil, usage("--slo %q: the limit of %s is given twice", word, limit)
-		}
-		s.Limits = append(s.Limits, limit)
-	}
-	switch {
-	case len(words) == 0:
+// parseSLO reads the limits of --slo. It returns nil if there are none.
+func parseSLO(lines []string) (*slo.SLO, error) {
+	if len(lines) == 0 {
 		return nil, nil
-	case len(s.Limits) == 0:
-		return nil, usage("--slo limits no latency; %s", limitExample)
+	}
+	s, err := studyfile.ParseSLO(lines)
+	if err != nil {
+		return nil, usage("--slo %w", err)
+	}
+	if len(s.Limits) == 0 {
+		return nil, usage("--slo limits no latency; %s", studyfile.LimitExample)
 	}
 	return &s, nil
-}
-
-func parseErrorRate(s *slo.SLO, word, share string) error {
-	v, err := parseShare(strings.Trim(share, " <=:"))
-	if err != nil || !(v >= 0 && v <= 1) {
-		return usage("--slo %q: write a share of the requests, such as error_rate=1%%", word)
-	}
-	s.MaxErrorRate = v
-	return nil
 }
 
 // parseShare reads a share such as 5% or 0.05, and returns it as a number such as 0.05.
@@ -124,34 +91,6 @@ func parseShare(text string) (float64, error) {
 		v /= 100
 	}
 	return v, err
-}
-
-// parseLimit reads one limit. It requires a unit, because 1000 could mean seconds or milliseconds.
-func parseLimit(word string) (slo.Limit, error) {
-	parts := limitForm.FindStringSubmatch(word)
-	if parts == nil {
-		return slo.Limit{}, fmt.Errorf("is no limit; %s", limitExample)
-	}
-	percentile, metric, max := parts[1]+parts[4], parts[2]+parts[3], parts[5]
-	if metric == "e2el" {
-		metric = string(slo.E2E)
-	}
-	limit := slo.Limit{Metric: slo.Metric(metric)}
-	known := []string{string(slo.TTFT), string(slo.TPOT), string(slo.ITL), string(slo.E2E)}
-	if !slices.Contains(known, metric) {
-		return limit, fmt.Errorf("there is no latency %q; %s", metric, space.DidYouMean(metric, known))
-	}
-	var err error
-	if limit.Percentile, err = strconv.ParseFloat(percentile, 64); err != nil || limit.Percentile <= 0 || limit.Percentile >= 100 {
-		return limit, fmt.Errorf("the percentile must be above 0 and below 100; write p99")
-	}
-	if _, err := strconv.ParseFloat(max, 64); err == nil {
-		return limit, fmt.Errorf("%s has no unit; write %sms", max, max)
-	}
-	if limit.Max, err = time.ParseDuration(strings.ReplaceAll(max, " ", "")); err != nil || limit.Max <= 0 {
-		return limit, fmt.Errorf("%q is no time above 0; write a number with its unit, such as 1000ms", max)
-	}
-	return limit, nil
 }
 
 // parseGoodput reads --goodput as vllm bench serve does: ttft:1000 tpot:50, in milliseconds.

@@ -61,7 +61,7 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 		return err
 	}
 	say("study file", "%s, %s, SLO %s", file.Path, render.Count(len(file.Parameters), "parameter"), file.SLO)
-	say("workload", "%s", p.Source.Name())
+	say("workload", "%s", p.Load.Source.Name())
 	if l := file.Load; l.Driver == studyfile.VLLMBench {
 		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))
 	}
@@ -71,14 +71,14 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	if err := p.CheckNeeds(ctx, say); err != nil {
 		return err
 	}
-	if longest, limit := p.Source.Longest(), studyfile.MaxModelLen(file.Server.Args); longest > 0 && limit > 0 {
+	if longest, limit := p.Load.Source.Longest(), studyfile.MaxModelLen(file.Server.Args); longest > 0 && limit > 0 {
 		say("lengths", "the longest request has %d tokens, max-model-len is %d", longest, limit)
 	}
 	begun, err := p.Begin(version)
 	if err != nil {
 		return err
 	}
-	say("cache", "%s", p.CacheText())
+	say("cache", "%s", p.Load.CacheText())
 	dir := filepath.Join(root, file.Name)
 	disk, err := checkStudy(ctx, dir, begun)
 	if err != nil {

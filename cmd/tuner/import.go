@@ -130,10 +130,10 @@ func importPlan(c *cli.Context, file *studyfile.File) (begun studies.New, r *pri
 		return begun, nil, err
 	}
 	r = &prior.Reader{
-		Space: p.Space, SLO: file.SLO, World: begun.World,
+		Space: p.Search.Space, SLO: file.SLO, World: begun.World,
 		Defaults: c.Bool("defaults"), AnyModel: c.Bool("any-model"), OptunaStudy: c.String("optuna-study"),
 	}
-	if r.Set, err = prior.ParseSet(p.Space, c.StringSlice("set")); err != nil {
+	if r.Set, err = prior.ParseSet(p.Search.Space, c.StringSlice("set")); err != nil {
 		return begun, nil, fmt.Errorf("--set %w", err)
 	}
 	return begun, r, nil

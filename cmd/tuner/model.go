@@ -17,10 +17,10 @@ import (
 // prepareModel copies the model's weights to a local disk if the study asks for this, and reads them into the page
 // cache, so that no server waits for the disk. It reports its progress to w.
 func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
-	if !p.NeedsWeights() {
+	if !p.Server.NeedsWeights() {
 		return nil
 	}
-	files, dir, err := p.Weights()
+	files, dir, err := p.Server.Weights()
 	if errors.Is(err, weights.ErrUnknown) { // the server will download the model
 		if p.File.Server.ModelCopy != "" {
 			fmt.Fprintln(w, "warning: the model is not copied, because it is not on this machine yet; the server downloads it")
@@ -50,7 +50,7 @@ func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 	return nil
 }
 
-// copyModel copies the model from dir, makes p.Model the copy, and returns the files of the copy.
+// copyModel copies the model from dir, makes p.Server.Model the copy, and returns the files of the copy.
 func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]weights.File, error) {
 	show, end := byteProgress(w, "copying the model")
 	path, report, err := weights.Copy(ctx, dir, p.File.Server.ModelCopy, show)
@@ -61,11 +61,11 @@ func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]we
 	if report.Skipped == "" {
 		fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(dir), path, render.Span(report.Took))
 	}
-	p.Model = path
+	p.Server.Model = path
 	if info, err := os.Stat(p.File.Model); err == nil && !info.IsDir() { // the model is a GGUF file, and weights.Copy has copied its directory
-		p.Model = filepath.Join(path, filepath.Base(p.File.Model))
+		p.Server.Model = filepath.Join(path, filepath.Base(p.File.Model))
 	}
-	files, _, err := weights.Files(weights.Model{Name: p.Model})
+	files, _, err := weights.Files(weights.Model{Name: p.Server.Model})
 	return files, err
 }
 

@@ -119,7 +119,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	}
 	end, runErr := study.Run(ctx)
 	if errors.Is(runErr, tuner.ErrClientLimited) {
-		runErr = fmt.Errorf("%w; %s", runErr, p.MoreCores())
+		runErr = fmt.Errorf("%w; %s", runErr, p.Machine.MoreCores())
 	}
 	stopErr := stop()
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
@@ -273,7 +273,7 @@ func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 // watchers starts the progress display and, with --listen, the metrics server. watch passes an event to them; stop ends
 // them.
 func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
-	progress := newProgress(o.stderr, before, p.Names(), p.File.Budget.Planned())
+	progress := newProgress(o.stderr, before, p.Search.Names(), p.File.Budget.Planned())
 	if o.socket == nil {
 		return progress.watch, func() error { progress.shown.End(); return nil }
 	}

@@ -154,5 +154,5 @@ func calibrationInput(study studies.Study, arg, from string) (in calibrate.Input
 	if err != nil {
 		return in, usage("--from: %w", err)
 	}
-	return calibrate.Input{Study: study, Model: file.Model, Runner: *p.Runner(), From: profile}, nil
+	return calibrate.Input{Study: study, Model: file.Model, Runner: p.Runner(), From: profile}, nil
 }

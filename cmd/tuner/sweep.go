@@ -98,7 +98,7 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	case errors.Is(err, trial.ErrInterrupted), errors.Is(err, errStoppedNow), errors.Is(err, context.Canceled):
 		err = fmt.Errorf("the sweep was interrupted; the tables hold what was measured: %w", err)
 	case err == nil:
-		err = r.sweep.Outcome()
+		err = r.sweep.Report().Outcome()
 	}
 	return errors.Join(reportSweep(r.sweep, c.App.Writer, format, c.String("out")), err)
 }
@@ -108,11 +108,12 @@ func reportSweep(s *sweep.Sweep, w io.Writer, format, dir string) error {
 	if !s.Begun() {
 		return nil
 	}
-	write := map[string]func(io.Writer) error{sweepTable: s.WriteText, sweepCSV: s.WriteCSV, sweepJSON: s.WriteJSON}[format]
+	report := s.Report()
+	write := map[string]func(io.Writer) error{sweepTable: report.WriteText, sweepCSV: report.WriteCSV, sweepJSON: report.WriteJSON}[format]
 	if err := write(w); err != nil || dir == "" {
 		return err
 	}
-	return s.WriteFiles(dir)
+	return report.WriteFiles(dir)
 }
 
 // A sweepRun is a sweep with the plan of its servers.
@@ -138,7 +139,7 @@ func newSweepRun(file *studyfile.File, only []string) (*sweepRun, error) {
 	r := &sweepRun{Plan: p}
 	r.sweep = &sweep.Sweep{
 		Name: file.Name, Model: file.Model, Simulated: file.Server.Simulate, Command: file.Server.Command, Args: file.Server.Args,
-		Workload: r.Source.Name(), Seed: r.Seed, SLO: file.SLO, Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
+		Workload: r.Load.Source.Name(), Seed: r.Load.Seed, SLO: file.SLO, Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
 		Marks: r.Marks(), Configs: configs,
 	}
 	return r, r.check()
@@ -184,12 +185,12 @@ func chooseConfigs(file *studyfile.File, only []string) (configs []*sweep.Config
 
 // check refuses a workload that is too short, or too long for a config, before GPU time is spent.
 func (r *sweepRun) check() error {
-	if err := workload.Enough(r.Source, r.sweep.Plan.Requests); err != nil {
+	if err := workload.Enough(r.Load.Source, r.sweep.Plan.Requests); err != nil {
 		return usage("%s: workload: %w", r.File.Path, err)
 	}
 	for _, c := range r.sweep.Configs {
-		if limit := studyfile.MaxModelLen(c.Args); limit > 0 && r.Source.Longest() > limit {
-			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.File.Path, c.Name, limit, r.Source.Longest())
+		if limit := studyfile.MaxModelLen(c.Args); limit > 0 && r.Load.Source.Longest() > limit {
+			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.File.Path, c.Name, limit, r.Load.Source.Longest())
 		}
 	}
 	return nil
@@ -225,7 +226,7 @@ func (r *sweepRun) measure(ctx context.Context, finish <-chan struct{}, root str
 		return err
 	}
 	return r.sweep.Measure(ctx, &trial.Runner{
-		Start: start, Source: r.Source, SLO: r.sweep.SLO, Seed: r.Seed, Cache: r.sweep.Cache, Marks: r.sweep.Marks,
+		Start: start, Source: r.Load.Source, SLO: r.sweep.SLO, Seed: r.Load.Seed, Cache: r.sweep.Cache, Marks: r.sweep.Marks,
 		Arrivals: workload.Arrivals{Burstiness: r.File.Load.Burstiness}, Natural: r.File.Workload.Output == workload.Natural,
 	}, finish, r.stderr)
 }
@@ -235,7 +236,7 @@ func (r *sweepRun) prepare(ctx context.Context, finish <-chan struct{}, dir stri
 	if err := reclaim(dir, "sweep", r.stderr); err != nil {
 		return err
 	}
-	if err := r.CheckMachine(ctx, warnings(r.stderr)); err != nil {
+	if err := r.Machine.Check(ctx, warnings(r.stderr)); err != nil {
 		return err
 	}
 	return runOptions{finish: finish, stderr: r.stderr}.prepare(ctx, r.Plan)

@@ -26,7 +26,7 @@ func starter(p *plan.Plan, dir string) (trial.Start, error) {
 		if err != nil {
 			return nil, err
 		}
-		rig := &simload.Rig{Profile: profile, ITL: p.NeedsITL()}
+		rig := &simload.Rig{Profile: profile, ITL: p.Load.NeedsITL()}
 		return rig.Start, nil
 	}
 	rig := liveRig(p, dir)
@@ -43,15 +43,15 @@ func liveRig(p *plan.Plan, dir string) *live.Rig {
 	const keyVariable = "VLLM_API_KEY" // vLLM reads its key from there
 	s := p.File.Server
 	rig := &live.Rig{
-		Dir: dir, Source: p.Source,
+		Dir: dir, Source: p.Load.Source,
 		Server: serverctl.Config{
-			Command: s.Command, Model: p.Model, Env: p.Env, Port: s.Port,
-			APIKey: cmp.Or(p.Env[keyVariable], os.Getenv(keyVariable)), Secrets: p.File.Secrets(os.LookupEnv),
+			Command: s.Command, Model: p.Server.Model, Env: p.Server.Env, Port: s.Port,
+			APIKey: cmp.Or(p.Server.Env[keyVariable], os.Getenv(keyVariable)), Secrets: p.File.Secrets(os.LookupEnv),
 			StartTimeout: s.StartTimeout, StopTimeout: s.StopTimeout, HangTimeout: s.HangTimeout,
 			GPU: plan.GPUSource(s), GPUMemoryTimeout: s.GPUMemoryTimeout,
 		},
 		Request: live.Request{
-			Endpoint: p.File.Workload.Endpoint, ITL: p.NeedsITL(), Natural: p.File.Workload.Output == workload.Natural, Burstiness: p.File.Load.Burstiness,
+			Endpoint: p.File.Workload.Endpoint, ITL: p.Load.NeedsITL(), Natural: p.File.Workload.Output == workload.Natural, Burstiness: p.File.Load.Burstiness,
 		},
 	}
 	if p.File.Load.Driver == studyfile.VLLMBench {
@@ -68,7 +68,7 @@ func studyOf(p *plan.Plan, store *studies.Store, o runOptions, observe func(tune
 		return nil, err
 	}
 	return &tuner.Study{
-		Store: store, Runner: runner, Space: p.Space, Sampler: p.Sampler, Current: p.Current, FixedArgs: p.File.Server.Args,
+		Store: store, Runner: runner, Space: p.Search.Space, Sampler: p.Search.Sampler, Current: p.Search.Current, FixedArgs: p.File.Server.Args,
 		Presets: p.File.Sampler.Learns() && p.File.Sampler.Presets, Confirm: p.File.Budget.Confirm,
 		Budget:      tuner.Budget{Trials: p.File.Budget.Trials, GPUTime: p.File.Budget.GPUTime, MinGain: p.File.Budget.MinGain},
 		AcceptDrift: o.acceptDrift, Finish: o.finish, Observe: observe,

@@ -19,14 +19,15 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/loadtest"
+	"vllmtuner/trial/slo"
 )
 
 // WriteCSV writes all figures as one table, with one line for each config at each load.
-func (s *Sweep) WriteCSV(w io.Writer) error { return csv.NewWriter(w).WriteAll(s.records()) }
+func (s Report) WriteCSV(w io.Writer) error { return csv.NewWriter(w).WriteAll(s.records()) }
 
 // records returns the lines of that table, the header first. A config whose server failed has one more line, with the
 // reason.
-func (s *Sweep) records() [][]string {
+func (s Report) records() [][]string {
 	names, _ := loadtest.Record(loadtest.ResultOf(trial.Probe{Streams: s.Plan.Levels[0].Streams}))
 	head := slices.Concat([]string{"config"}, names, []string{maxConcurrent.key, kvCache.key, "simulated", "trouble"})
 	records := [][]string{head}
@@ -51,9 +52,8 @@ func (c *Config) kvCache() string { return kvCache.people(c, trial.Probe{}) }
 
 // WriteFiles writes each table to its own CSV file in dir, in the layout of sweeps made by hand. Each file name begins
 // with the name of the sweep.
-func (s *Sweep) WriteFiles(dir string) error {
-	c := s.compare()
-	files := map[string][][]string{"configs": s.configRecords(), "winners": c.winnerRecords(), "slo_targets": s.targetRecords()}
+func (s Report) WriteFiles(dir string) error {
+	files := map[string][][]string{"configs": s.configRecords(), "winners": s.winnerRecords(), "slo_targets": targetRecords(s.SLO)}
 	if s.closed() {
 		for _, c := range s.Configs {
 			name := "sweep"
@@ -67,7 +67,7 @@ func (s *Sweep) WriteFiles(dir string) error {
 			files[f.key] = s.byConfig("rate_rps", f.programs)
 		}
 		files["slo"] = s.byConfig("rate_rps", verdictCell)
-		level, _ := c.detailLevel()
+		level, _ := s.detailLevel()
 		files["baseline_detail"] = s.detail("metric", level, figure.programs)
 	}
 	var errs []error
@@ -86,14 +86,14 @@ func writeCSVFile(path string, records [][]string) error {
 }
 
 // configRecords returns one line for each config, with a column for each flag.
-func (s *Sweep) configRecords() [][]string {
-	names := s.flagNames()
+func (all Configs) configRecords() [][]string {
+	names := all.flagNames()
 	head := []string{"index", "label"}
 	for _, name := range names {
 		head = append(head, strings.ReplaceAll(name, "-", "_"))
 	}
 	records := [][]string{append(head, "kv_cache_gib", "description")}
-	for i, c := range s.Configs {
+	for i, c := range all {
 		line := []string{strconv.Itoa(i), c.Name}
 		for _, name := range names {
 			line = append(line, c.Flags[name])
@@ -124,9 +124,9 @@ func (c comparison) winnerRecords() [][]string {
 	return records
 }
 
-func (s *Sweep) targetRecords() [][]string {
+func targetRecords(s slo.SLO) [][]string {
 	records := [][]string{{"metric", "op", "limit_ms"}}
-	for _, l := range s.SLO.Limits {
+	for _, l := range s.Limits {
 		metric, percentile := strings.ToUpper(string(l.Metric)), strconv.FormatFloat(l.Percentile, 'f', -1, 64)
 		records = append(records, []string{metric + " p" + percentile, "<=", strconv.FormatFloat(render.InMilliseconds(l.Max), 'f', -1, 64)})
 	}
@@ -170,13 +170,12 @@ type configDocument struct {
 }
 
 // WriteJSON writes the sweep as one JSON object. It leaves out the time series of the probes.
-func (s *Sweep) WriteJSON(w io.Writer) error {
-	compared := s.compare()
+func (s Report) WriteJSON(w io.Writer) error {
 	doc := document{
 		Name: s.Name, Model: s.Model, Simulated: s.Simulated, Workload: s.Workload, Seed: s.Seed, SLO: s.SLO.String(),
-		Cache: s.Cache, Requests: s.Plan.Requests, Baseline: s.Configs[0].Name, Summary: compared.conclusion(), Ranking: s.ranking(), Limits: compared.limits(),
+		Cache: s.Cache, Requests: s.Plan.Requests, Baseline: s.Configs[0].Name, Summary: s.conclusion(), Ranking: s.ranking(), Limits: s.limits(),
 	}
-	for i, st := range compared.all {
+	for i, st := range s.all {
 		c := s.Configs[i]
 		d := configDocument{
 			Name: c.Name, Description: c.Description, Args: c.Args, Complete: len(c.Probes) == len(s.Plan.Levels),

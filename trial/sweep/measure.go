@@ -2,15 +2,12 @@ package sweep
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"time"
 
 	"vllmtuner/render"
 	"vllmtuner/trial"
-	"vllmtuner/trial/loadtest"
 )
 
 // Measure measures the configs one after the other, and writes progress to w. If it returns an error, s keeps the
@@ -50,48 +47,32 @@ func (s *Sweep) measureConfig(ctx context.Context, runner *trial.Runner, c *Conf
 	return err
 }
 
-// ErrNoConfigKept is the outcome if no config kept the SLO at a load for which the load generator was in time.
-var ErrNoConfigKept = errors.New("no config kept the SLO at any load")
-
-// Outcome returns the error of a completed sweep. It is nil if at least one config kept the SLO.
-func (s *Sweep) Outcome() error {
-	c := s.compare()
-	switch {
-	case !s.measuredAny():
-		return errors.New("no config could be measured; the table says why")
-	case len(c.best) > 0:
-		return nil
-	case slices.ContainsFunc(c.all, func(st standing) bool { return st.Limited != "" }):
-		return fmt.Errorf("%w while the load generator was on time; %s", ErrNoConfigKept, loadtest.MoreCores)
-	}
-	return ErrNoConfigKept
-}
-
 // A progress shows how far a sweep is. It writes a line for each measured load and each config. In virtual time it
 // writes only a line for each config.
 type progress struct {
 	*Sweep
+	loads
 	shown  *render.Progress
 	starts time.Duration // how long a server takes to start
 	began  time.Time
 }
 
 func newProgress(s *Sweep, w io.Writer) *progress {
-	return &progress{Sweep: s, shown: render.NewProgress(w), starts: s.StartUp, began: time.Now()}
+	return &progress{Sweep: s, loads: s.loads(), shown: render.NewProgress(w), starts: s.StartUp, began: time.Now()}
 }
 
 // config returns the config that is measured now.
 func (p *progress) config() *Config { return p.Configs[p.begun-1] }
 
-// loads returns how many loads are done, and how many there are. The loads that a failed server left out count as done.
-func (p *progress) loads() (done, all int) {
+// count returns how many loads are done, and how many there are. The loads that a failed server left out count as done.
+func (p *progress) count() (done, all int) {
 	each := len(p.Plan.Levels)
 	return (p.begun-1)*each + len(p.config().Probes), len(p.Configs) * each
 }
 
 // step shows the name of the step that begins now.
 func (p *progress) step(step string) {
-	done, all := p.loads()
+	done, all := p.count()
 	p.shown.Show(render.Stage{
 		Head: render.Done(done, all, "load"), Share: float64(done) / float64(max(1, all)), Until: render.After(p.left()),
 		Step: p.config().Name + ", " + step,
@@ -123,7 +104,7 @@ func (p *progress) ended(c *Config) {
 
 // left returns the remaining time; 0 if it is not known. For a closed loop it estimates the time from the loads so far.
 func (p *progress) left() time.Duration {
-	done, all := p.loads()
+	done, all := p.count()
 	switch {
 	case p.Simulated != "" || done == all || p.closed() && done == 0:
 		return 0

@@ -34,6 +34,7 @@ func (s standing) versus() string {
 // A comparison is a sweep with the standing of each config, in the order of the configs.
 type comparison struct {
 	*Sweep
+	loads
 	all   []standing
 	best  []int // indexes of the configs with the highest load; more than one is a tie
 	rival int   // index of a config that may be the best, but had a late load generator; -1 means none
@@ -43,7 +44,7 @@ type comparison struct {
 // load of a config is not known if the load generator was late. Such a config gets no gain, and there is no winner if
 // it might reach the winner's load.
 func (s *Sweep) compare() comparison {
-	c := comparison{Sweep: s, all: make([]standing, len(s.Configs))}
+	c := comparison{Sweep: s, loads: s.loads(), all: make([]standing, len(s.Configs))}
 	top := 0.0
 	for i := range c.all {
 		st, base := &c.all[i], &c.all[0]
@@ -113,8 +114,8 @@ func (c comparison) conclusion() string {
 // ranking orders the configs of a closed loop by requests per second. It compares them at the concurrency at which the
 // most configs were measured, the highest of several such ones. It returns "" for an open loop, and if no two configs
 // can be compared.
-func (s *Sweep) ranking() string {
-	if !s.closed() {
+func (c comparison) ranking() string {
+	if !c.closed() {
 		return ""
 	}
 	type entry struct {
@@ -123,11 +124,11 @@ func (s *Sweep) ranking() string {
 	}
 	var level trial.Level
 	var entries []entry
-	for _, l := range s.Plan.Levels {
+	for _, l := range c.loads {
 		var there []entry
-		for _, c := range s.Configs {
-			if p, ok := c.at(l); ok {
-				there = append(there, entry{c.Name, p})
+		for _, one := range c.Configs {
+			if p, ok := one.at(l); ok {
+				there = append(there, entry{one.Name, p})
 			}
 		}
 		if len(there) > 1 && len(there) >= len(entries) { // a config whose server died at a higher level is still ranked
@@ -178,12 +179,12 @@ func (c comparison) limits() []string {
 }
 
 // drawLimit says how few requests decide the highest percentile in the SLO.
-func (s *Sweep) drawLimit() string {
-	highest := slices.MaxFunc(s.SLO.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
-	slow := max(1, int(math.Round((100-highest.Percentile)/100*float64(s.Plan.Requests))))
-	slowest := fmt.Sprintf("the %d slowest of %s decide", slow, render.Count(s.Plan.Requests, "request"))
+func (c comparison) drawLimit() string {
+	highest := slices.MaxFunc(c.SLO.Limits, func(a, b slo.Limit) int { return cmp.Compare(a.Percentile, b.Percentile) })
+	slow := max(1, int(math.Round((100-highest.Percentile)/100*float64(c.Plan.Requests))))
+	slowest := fmt.Sprintf("the %d slowest of %s decide", slow, render.Count(c.Plan.Requests, "request"))
 	if slow == 1 {
-		slowest = fmt.Sprintf("the slowest of %s decides", render.Count(s.Plan.Requests, "request"))
+		slowest = fmt.Sprintf("the slowest of %s decides", render.Count(c.Plan.Requests, "request"))
 	}
 	return fmt.Sprintf("One random seed: %s the p%g. Another seed sends other requests at other times, so a verdict near a limit may differ.", slowest, highest.Percentile)
 }

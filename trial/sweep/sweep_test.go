@@ -93,7 +93,7 @@ func TestASweepNamesItsWinner(t *testing.T) {
 	}
 	single := swept("ppf")
 	single.Plan.Requests = 1
-	if got := single.drawLimit(); !strings.HasPrefix(got, "One random seed: the slowest of 1 request decides the p99.") {
+	if got := single.compare().drawLimit(); !strings.HasPrefix(got, "One random seed: the slowest of 1 request decides the p99.") {
 		t.Errorf("drawLimit of one request = %q", got)
 	}
 	var t2 render.Text

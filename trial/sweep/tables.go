@@ -133,14 +133,14 @@ func (c *Config) cellAt(level trial.Level, shown cell) string {
 }
 
 // overLoads returns a table with a line for each load.
-func (s *Sweep) overLoads(corner string, columns []column) grid {
+func (l loads) overLoads(corner string, columns []column) grid {
 	head := []string{corner}
 	for _, c := range columns {
 		head = append(head, c.head)
 	}
 	lines := grid{head}
-	for _, level := range s.Plan.Levels {
-		line := []string{s.loadWord(level.Load())}
+	for _, level := range l {
+		line := []string{l.loadWord(level.Load())}
 		for _, c := range columns {
 			line = append(line, c.config.cellAt(level, c.cell))
 		}
@@ -149,7 +149,7 @@ func (s *Sweep) overLoads(corner string, columns []column) grid {
 	return lines
 }
 
-func (s *Sweep) byConfig(corner string, shown cell) grid {
+func (s Report) byConfig(corner string, shown cell) grid {
 	var columns []column
 	for _, c := range s.Configs {
 		columns = append(columns, column{c.Name, c, shown})
@@ -158,34 +158,34 @@ func (s *Sweep) byConfig(corner string, shown cell) grid {
 }
 
 // loopTable returns the figures of one config as text for people, with a line for each concurrency.
-func (s *Sweep) loopTable(c *Config) grid {
+func (l loads) loopTable(c *Config) grid {
 	var columns []column
 	for _, f := range loopFigures {
 		columns = append(columns, column{strings.TrimSuffix(f.title, " (ms)"), c, f.people})
 	}
-	return s.overLoads("conc", append(columns, column{"SLO", c, verdictCell}))
+	return l.overLoads("conc", append(columns, column{"SLO", c, verdictCell}))
 }
 
 // loopRecords returns the figures of one config for a CSV file, with a line for each measured concurrency.
-func (s *Sweep) loopRecords(c *Config) grid {
+func (l loads) loopRecords(c *Config) grid {
 	var columns []column
 	for _, f := range loopFigures {
 		columns = append(columns, column{f.key, c, f.programs})
 	}
-	lines := s.overLoads("concurrency", columns)
+	lines := l.overLoads("concurrency", columns)
 	return slices.DeleteFunc(lines, func(line []string) bool { return strings.Join(line[1:], "") == "" })
 }
 
 // detail returns a table for one level, with a line for each figure and a column for each config. The parameter as is
 // figure.people or figure.programs.
-func (s *Sweep) detail(corner string, level trial.Level, as func(figure, *Config, trial.Probe) string) grid {
+func (all Configs) detail(corner string, level trial.Level, as func(figure, *Config, trial.Probe) string) grid {
 	lines := grid{{corner}}
-	for _, c := range s.Configs {
+	for _, c := range all {
 		lines[0] = append(lines[0], c.Name)
 	}
 	for _, f := range detailFigures {
 		line := []string{f.title}
-		for _, c := range s.Configs {
+		for _, c := range all {
 			line = append(line, c.cellAt(level, func(c *Config, p trial.Probe) string { return as(f, c, p) }))
 		}
 		lines = append(lines, line)

@@ -6,18 +6,16 @@ import (
 	"io"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"vllmtuner/render"
 	"vllmtuner/trial"
-	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/loadtest"
 )
 
 // WriteText writes the tables that sweeps made by hand have, and what these tables cannot show.
-func (s *Sweep) WriteText(w io.Writer) error {
+func (s Report) WriteText(w io.Writer) error {
 	var t render.Text
 	s.writeHead(&t)
 	s.writeConfigs(&t)
@@ -34,7 +32,7 @@ func (s *Sweep) WriteText(w io.Writer) error {
 		}
 		t.Table("SLO: "+s.SLO.String(), s.byConfig("rate", verdictCell).table())
 	}
-	c := s.compare()
+	c := s.comparison
 	c.writeStandings(&t)
 	if !s.closed() {
 		level, why := c.detailLevel()
@@ -56,7 +54,7 @@ func (s *Sweep) WritePlan(w io.Writer) error {
 	each := s.StartUp + s.Plan.Planned()
 	all := each * time.Duration(len(s.Configs))
 	switch {
-	case s.closed():
+	case s.loads().closed():
 		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s;\nthe server decides how long these take\n",
 			render.Count(len(s.Configs), "config"), render.Span(s.StartUp), render.Count(s.Plan.Requests, "request"), render.Count(len(s.Plan.Levels), "concurrency"))
 	default:
@@ -77,7 +75,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 	if s.Simulated == "" && s.simulated() {
 		by += " (simulated)"
 	}
-	t.Item("sweep", "%s: %s x %s x %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), s.varied()), render.Count(s.Plan.Requests, "request"), by)
+	t.Item("sweep", "%s: %s x %s x %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), s.loads().varied()), render.Count(s.Plan.Requests, "request"), by)
 	if args := s.Args; len(args) > 0 {
 		t.Item("args", "%s for every config", strings.Join(args, " "))
 	}
@@ -114,14 +112,6 @@ func (s *Sweep) writeConfigs(t *render.Text) {
 	if len(short) > 0 {
 		t.WriteString(render.Legend(short, t.Columns()))
 	}
-}
-
-func (s *Sweep) labelWidth() int {
-	longest := len("config")
-	for i := range s.Configs {
-		longest = max(longest, len(s.label(i)))
-	}
-	return longest
 }
 
 // writeNotes writes the notes about the figures. It writes the notes in Marks once, because they hold for all configs.
@@ -178,31 +168,6 @@ func (c comparison) writeStandings(t *render.Text) {
 	if text := c.ranking(); text != "" {
 		t.Paragraph(text, "  ")
 	}
-}
-
-// loadWord returns a load as text for a table.
-func (s *Sweep) loadWord(load float64) string {
-	if s.closed() {
-		return strconv.Itoa(int(load))
-	}
-	return loadtest.RateText(load)
-}
-
-// next returns the verdict at the lowest failed load, or why there is none.
-func (s *Sweep) next(c *Config, h capacity.Capacity) string {
-	i := slices.IndexFunc(s.Plan.Levels, func(l trial.Level) bool { return l.Load() == h.High })
-	switch {
-	case h.Limited != "":
-		return "client-limited"
-	case h.Bound == "":
-		return "not measured"
-	case i < 0 && len(c.Probes) < len(s.Plan.Levels):
-		return "not measured"
-	case i < 0:
-		return "none: the grid ends here"
-	}
-	p, _ := c.at(s.Plan.Levels[i])
-	return s.loadWord(h.High) + " " + verdictCell(c, p)
 }
 
 // detailLevel returns the level of the detail table: the highest at which the baseline kept the SLO, or the first level

@@ -9,23 +9,20 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"vllmtuner/bench/workload"
 	"vllmtuner/render"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
-	"vllmtuner/trial/simload"
 )
 
 // An Input has the study to which a profile is calibrated, and the settings of the fit.
 type Input struct {
 	Study  studies.Study
-	Model  string       // the model that the study measured
-	Runner trial.Runner // settings with which the study's probes were measured; the fit replaces Start
-	From   *sim.Profile // profile with the first values of the fit; constants that the study does not determine keep these values
+	Model  string        // the model that the study measured
+	Runner *trial.Runner // has the settings with which the study's probes were measured; the fit replaces its Start and its Source
+	From   *sim.Profile  // profile with the first values of the fit; constants that the study does not determine keep these values
 
 	// Limit is the longest time that the fit may take. Then it ends with the best result so far; 0 means no limit.
 	Limit time.Duration
@@ -95,10 +92,7 @@ type Memory struct {
 // calibration is the state of one call of Fit.
 type calibration struct {
 	Input
-	rig     simload.Rig
-	result  Result
-	replays int
-	planned int // expected number of replays
+	result Result
 }
 
 // Fit calibrates a profile. The error is an *InputError if the study has too few measurements or the time limit is too
@@ -106,7 +100,6 @@ type calibration struct {
 func Fit(ctx context.Context, in Input) (*Result, error) {
 	began := time.Now()
 	c := &calibration{Input: in}
-	c.Runner.Source = &memo{Source: in.Runner.Source}
 	c.result = Result{Study: in.Study.Name, From: in.From.Name, Trials: len(in.Study.Trials)}
 	c.result.Simulated = slices.ContainsFunc(in.Study.Trials, func(t studies.Trial) bool { return t.Result.Facts.Simulated })
 	p := c.begin()
@@ -121,10 +114,10 @@ func Fit(ctx context.Context, in Input) (*Result, error) {
 		return nil, err
 	}
 	c.noteConstantFlags(chosen)
-	if err := c.fitSteps(ctx, p, chosen); err != nil {
+	if err := newStepFit(c, p, chosen).run(ctx); err != nil {
 		return nil, err
 	}
-	c.result.Profile, c.result.Replays, c.result.Took = p, c.replays, time.Since(began)
+	c.result.Profile, c.result.Took = p, time.Since(began)
 	return &c.result, nil
 }
 
@@ -239,34 +232,3 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 }
 
 var errTimeUp = errors.New("the time limit has passed")
-
-// A memo keeps the requests of a source that makes a new request on each call. With a memo, the content of a request is
-// hashed only once.
-type memo struct {
-	workload.Source
-	mu   sync.Mutex
-	kept map[key]*workload.Request
-}
-
-type key struct {
-	stream workload.Stream
-	i      int
-}
-
-// maxMemoized is the largest number of requests in a memo. simload keeps hashes of as many requests.
-const maxMemoized = 4096
-
-// Request returns the same request for the same arguments.
-func (m *memo) Request(stream workload.Stream, i int) *workload.Request {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if r, ok := m.kept[key{stream, i}]; ok {
-		return r
-	}
-	if m.kept == nil || len(m.kept) >= maxMemoized {
-		m.kept = make(map[key]*workload.Request)
-	}
-	r := m.Source.Request(stream, i)
-	m.kept[key{stream, i}] = r
-	return r
-}

@@ -41,13 +41,13 @@ func changed(t *testing.T) *sim.Profile {
 	return &p
 }
 
-func runner(t *testing.T, requests int) trial.Runner {
+func runner(t *testing.T, requests int) *trial.Runner {
 	t.Helper()
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 500, OutputTokens: 48, RangeRatio: 0.8, Requests: 200}, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return trial.Runner{
+	return &trial.Runner{
 		Source: source, Cache: trial.Reset, PrimeRate: 20, Seed: 1,
 		SLO:     slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Minute}}},
 		Lengths: trial.Lengths{LeadIn: time.Second, Window: 2 * time.Second, MinRequests: requests},
@@ -55,7 +55,7 @@ func runner(t *testing.T, requests int) trial.Runner {
 }
 
 // study returns a study of a simulated server: each of the configs is measured at each of the rates, in virtual time.
-func study(t *testing.T, server *sim.Profile, r trial.Runner, configs []string, rates ...float64) studies.Study {
+func study(t *testing.T, server *sim.Profile, r *trial.Runner, configs []string, rates ...float64) studies.Study {
 	t.Helper()
 	rig := simload.Rig{Profile: server}
 	r.Start = rig.Start
@@ -91,7 +91,7 @@ var configs = []string{
 	"--gpu-memory-utilization 0.6 --max-num-batched-tokens 8192",
 }
 
-func calibrated(t *testing.T, server *sim.Profile, r trial.Runner, configs []string, rates ...float64) *Result {
+func calibrated(t *testing.T, server *sim.Profile, r *trial.Runner, configs []string, rates ...float64) *Result {
 	t.Helper()
 	result, err := Fit(t.Context(), Input{Study: study(t, server, r, configs, rates...), Model: "my/model", Runner: r, From: profile(t)})
 	if err != nil {

@@ -1,14 +1,10 @@
 package calibrate
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"runtime"
 	"slices"
 	"strings"
-
-	"golang.org/x/sync/errgroup"
 
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
@@ -182,34 +178,4 @@ func count(chosen []*candidate) (fitted, heldOut int) {
 		}
 	}
 	return fitted, heldOut
-}
-
-// predict replays the probes of the candidates with the profile p, several trials at a time. If the server of a trial
-// does not start, its entry in errs says why, and it has no predicted probes.
-func (c *calibration) predict(ctx context.Context, p *sim.Profile, chosen []*candidate) (predicted [][]trial.Probe, errs []error, err error) {
-	predicted, errs = make([][]trial.Probe, len(chosen)), make([]error, len(chosen))
-	c.rig.Profile = p
-	runner := c.Runner
-	runner.Start = c.rig.Start
-	var workers errgroup.Group
-	workers.SetLimit(runtime.GOMAXPROCS(0))
-	for i, one := range chosen {
-		workers.Go(func() error {
-			task := trial.Task{Number: one.trial.Number, Args: one.args}
-			for _, p := range one.probes {
-				task.Done = append(task.Done, p.Probe)
-			}
-			predicted[i], errs[i] = runner.Replay(ctx, task)
-			return nil // one trial's error does not stop the others
-		})
-	}
-	_ = workers.Wait() // always nil
-	c.replays++
-	if c.Progress != nil {
-		c.Progress(c.replays, max(c.planned, c.replays+c.replays/10))
-	}
-	if ctx.Err() != nil {
-		return nil, nil, context.Cause(ctx)
-	}
-	return predicted, errs, nil
 }

@@ -83,12 +83,24 @@ func quiet(p *sim.Profile) *sim.Profile {
 	return &q
 }
 
-// fitSteps fits the step constants, and stores the prediction errors before and after the fit.
-func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*candidate) error {
+// A stepFit fits the step constants of a profile to the probes of the chosen trials.
+type stepFit struct {
+	*calibration
+	*replayer
+	profile *sim.Profile
+}
+
+func newStepFit(c *calibration, p *sim.Profile, chosen []*candidate) *stepFit {
+	return &stepFit{c, newReplayer(c.Runner, chosen, c.Progress), p}
+}
+
+// run fits the constants, and stores the prediction errors before and after the fit.
+func (c *stepFit) run(ctx context.Context) error {
+	p := c.profile
 	list := fittable(p, stepConstants)
 	c.planned = typicalReplays * len(list)
 	began := time.Now()
-	before, beforeErrs, err := c.predict(ctx, quiet(c.From), chosen)
+	before, beforeErrs, err := c.predict(ctx, quiet(c.From))
 	if err != nil {
 		return err
 	}
@@ -97,16 +109,16 @@ func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*ca
 		return c.tooShort(replay)
 	}
 	f := newFit(list, logs(p, list))
-	if err := c.move(ctx, f, p, chosen); err != nil {
+	if err := c.move(ctx, f); err != nil {
 		return err
 	}
 	if f.reading.known == nil {
 		return c.tooShort(replay)
 	}
 	c.result.Converged = f.converged && !c.result.TimeUp
-	fitted, heldOut := rows(chosen, false), rows(chosen, true)
-	c.record(p, f, "fit", fmt.Sprintf("fit to %d probes of %d trials", c.result.Fitted, len(chosen)), "the probes")
-	after, afterErrs, err := c.predict(ctx, quiet(p), chosen)
+	fitted, heldOut := rows(c.chosen, false), rows(c.chosen, true)
+	c.record(p, f, "fit", fmt.Sprintf("fit to %d probes of %d trials", c.result.Fitted, len(c.chosen)), "the probes")
+	after, afterErrs, err := c.predict(ctx, quiet(p))
 	if err != nil {
 		return err
 	}
@@ -117,12 +129,13 @@ func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*ca
 			After:  spread(errorsOf(fitted, k, after, afterErrs)), HeldOut: spread(errorsOf(heldOut, k, after, afterErrs)),
 		})
 	}
-	c.compareCaches(chosen, after)
+	c.compareCaches(after)
+	c.result.Replays = c.replays
 	return nil
 }
 
 // tooShort returns an *InputError that suggests a longer time limit.
-func (c *calibration) tooShort(replay time.Duration) error {
+func (c *stepFit) tooShort(replay time.Duration) error {
 	wanted := max(time.Second, 2*replay*time.Duration(c.planned)).Round(time.Second)
 	return refuse("the time limit of %s is too short for a fit to %d probes: one replay of them takes %s; give --time-limit %s",
 		c.Limit, c.result.Fitted+c.result.HeldOut, replay.Round(time.Millisecond), wanted)
@@ -130,7 +143,7 @@ func (c *calibration) tooShort(replay time.Duration) error {
 
 // limited calls do with a context that ends after the given part of the time limit. If the time is up, limited returns
 // no error, because the best result so far is used.
-func (c *calibration) limited(ctx context.Context, part float64, do func(ctx context.Context) error) error {
+func (c *stepFit) limited(ctx context.Context, part float64, do func(ctx context.Context) error) error {
 	within := ctx
 	if c.Limit > 0 {
 		var cancel context.CancelFunc
@@ -147,15 +160,15 @@ func (c *calibration) limited(ctx context.Context, part float64, do func(ctx con
 
 // move fits in two passes. The first pass uses the expected noise, and the second pass uses the noise that the first
 // pass has found.
-func (c *calibration) move(ctx context.Context, f *fit, p *sim.Profile, chosen []*candidate) error {
+func (c *stepFit) move(ctx context.Context, f *fit) error {
 	low, high := bounds(f.first, f.list)
-	fitted := rows(chosen, false)
+	fitted := rows(c.chosen, false)
 	scales := make([]float64, len(metrics))
 	for k := range scales {
 		scales[k] = 1
 	}
 	problem := problem{low: low, high: high, step: difference, residuals: func(ctx context.Context, logs []float64) ([]float64, error) {
-		return c.residuals(ctx, quiet(with(p, f.list, logs)), chosen, fitted, scales)
+		return c.residuals(ctx, quiet(with(c.profile, f.list, logs)), fitted, scales)
 	}}
 	if err := c.limited(ctx, firstPart, func(ctx context.Context) error { return f.rough(ctx, problem) }); err != nil {
 		return err
@@ -175,18 +188,18 @@ func (c *calibration) move(ctx context.Context, f *fit, p *sim.Profile, chosen [
 }
 
 // residuals returns log(predicted / measured) / noise for each row.
-func (c *calibration) residuals(ctx context.Context, p *sim.Profile, chosen []*candidate, of []row, scales []float64) ([]float64, error) {
-	predicted, errs, err := c.predict(ctx, p, chosen)
+func (c *stepFit) residuals(ctx context.Context, p *sim.Profile, of []row, scales []float64) ([]float64, error) {
+	predicted, errs, err := c.predict(ctx, p)
 	if err != nil {
 		return nil, err
 	}
 	residuals := make([]float64, len(of))
 	for i, r := range of {
 		if err := errs[r.candidate]; err != nil {
-			return nil, fmt.Errorf("replay trial %d: %w", chosen[r.candidate].trial.Number, err)
+			return nil, fmt.Errorf("replay trial %d: %w", c.chosen[r.candidate].trial.Number, err)
 		}
 		m := metrics[r.metric]
-		was := chosen[r.candidate].probes[r.probe]
+		was := c.chosen[r.candidate].probes[r.probe]
 		is := max(m.of(predicted[r.candidate][r.probe].Measurement), 1e-6) // if all answers of a probe failed, its latency is 0
 		residuals[i] = math.Log(is/r.observed) / m.noiseOf(was.Probe) / scales[r.metric]
 	}
@@ -227,10 +240,10 @@ func errorsOf(of []row, metric int, predicted [][]trial.Probe, refused []error) 
 
 // compareCaches compares the predicted hit rate of the prefix cache and the predicted prompt tokens with the
 // measurements.
-func (c *calibration) compareCaches(chosen []*candidate, predicted [][]trial.Probe) {
+func (c *stepFit) compareCaches(predicted [][]trial.Probe) {
 	var off []float64
 	is, was := 0, 0
-	for i, one := range chosen {
+	for i, one := range c.chosen {
 		for j, p := range one.probes {
 			if !p.used {
 				continue

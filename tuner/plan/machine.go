@@ -1,20 +1,30 @@
 package plan
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
+
+	"github.com/samber/lo"
 
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/doctor"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
-	"vllmtuner/serverctl/weights"
 	"vllmtuner/tuner/studyfile"
 )
+
+// A Machine is the machine that a study's server and load generator run on.
+type Machine struct {
+	GPUs []gpu.GPU // GPUs that the server will use; set by Check
+
+	server *Server
+}
 
 // GPUSource returns the program or exporter that reports the GPUs of a study's server. It returns nil if the server is
 // simulated or uses no GPU.
@@ -28,18 +38,18 @@ func GPUSource(s studyfile.Server) gpu.Source {
 	return &gpu.NvidiaSMI{Path: s.GPU}
 }
 
-// CheckMachine checks that this machine has what the server and the load generator need. It returns an error if all
+// Check checks that this machine has what the server and the load generator need. It returns an error if all
 // measurements on this machine would be wrong, and warns if they may be wrong.
-func (p *Plan) CheckMachine(ctx context.Context, say Say) error {
-	if p.File.Server.Simulate != "" {
+func (m *Machine) Check(ctx context.Context, say Say) error {
+	if m.server.file.Server.Simulate != "" {
 		return nil
 	}
-	if err := p.checkGPUs(ctx, say); err != nil {
+	if err := m.checkGPUs(ctx, say); err != nil {
 		return err
 	}
 	machine := host.Reader{}.Read()
 	var errs []error
-	for _, f := range host.Check(machine, p.need()) {
+	for _, f := range host.Check(machine, m.need()) {
 		text := fmt.Sprintf("%s: %s, wanted %s; %s", f.What, f.Have, f.Need, f.Remedy)
 		switch f.Severity {
 		case host.Error:
@@ -55,41 +65,23 @@ func (p *Plan) CheckMachine(ctx context.Context, say Say) error {
 	return nil
 }
 
-// need returns what the machine must have. The number of requests in flight is known only for a sweep over
-// concurrencies.
-func (p *Plan) need() host.Need {
-	need := host.Need{GPUs: len(p.GPUs), GeneratorCores: 1, Streams: host.DefaultStreams}
-	if sweep := p.File.Sweep; sweep != nil && len(sweep.Concurrencies) > 0 {
-		need.Streams, need.Certain = min(slices.Max(sweep.Concurrencies), sweep.Requests), true
-	}
-	return need
-}
-
-// MoreCores returns advice for a study whose load generator was late: how many cores it needs.
-func (p *Plan) MoreCores() string {
-	have := host.Reader{}.Read().Cores.Usable
-	need := host.Need{GPUs: len(p.GPUs), GeneratorCores: 1}.Filled().Cores
-	return fmt.Sprintf("the server and the load generator may use %.3g cores on this machine, but they need %.3g cores on which nothing else runs: "+
-		"run the study on such a machine (in Kubernetes, set both the CPU request and limit to that); the same command continues it there", have, need)
-}
-
 // checkGPUs finds the GPUs that the server will use. It accepts a machine without a GPU, because vLLM can run on the
 // CPU.
-func (p *Plan) checkGPUs(ctx context.Context, say Say) error {
-	source := GPUSource(p.File.Server)
+func (m *Machine) checkGPUs(ctx context.Context, say Say) error {
+	source := GPUSource(m.server.file.Server)
 	if source == nil {
 		return nil
 	}
 	reading, err := source.Query(ctx)
-	if errors.Is(err, gpu.ErrNone) && p.File.Server.GPU == "" {
+	if errors.Is(err, gpu.ErrNone) && m.server.file.Server.GPU == "" {
 		say("gpu", "none: %v", err)
 		return nil
 	}
 	if err != nil {
-		return inputf("%s: server.gpu: %w", p.File.Path, err)
+		return inputf("%s: server.gpu: %w", m.server.file.Path, err)
 	}
-	p.GPUs = serverctl.OwnGPUs(reading, p.Env, p.File.Server.Args)
-	for _, g := range p.GPUs {
+	m.GPUs = serverctl.OwnGPUs(reading, m.server.Env, m.server.file.Server.Args)
+	for _, g := range m.GPUs {
 		used := ""
 		if g.UsedMiB != nil && g.TotalMiB != nil {
 			used = fmt.Sprintf(", %.1f of %.1f GiB in use", *g.UsedMiB/1024, *g.TotalMiB/1024)
@@ -102,43 +94,36 @@ func (p *Plan) checkGPUs(ctx context.Context, say Say) error {
 	return nil
 }
 
-// Weights returns the files of the model's weights, and their directory. The error wraps weights.ErrUnknown if the
-// server will download them.
-func (p *Plan) Weights() ([]weights.File, string, error) {
-	files, dir, err := weights.Files(weights.Model{
-		Name: p.File.Model, Revision: p.File.FixedArg("revision"), CacheDir: p.File.FixedArg("download-dir"),
-		Env: func(name string) string { value, _ := p.Lookup(name); return value },
-	})
-	if err != nil && !errors.Is(err, weights.ErrUnknown) {
-		err = inputf("%s: model: %w; complete it, or measure with made-up weights (server.args: [--load-format, dummy])", p.File.Path, err)
+// need returns what the machine must have. The number of requests in flight is known only for a sweep over
+// concurrencies.
+func (m *Machine) need() host.Need {
+	need := host.Need{GPUs: len(m.GPUs), GeneratorCores: 1, Streams: host.DefaultStreams}
+	if sweep := m.server.file.Sweep; sweep != nil && len(sweep.Concurrencies) > 0 {
+		need.Streams, need.Certain = min(slices.Max(sweep.Concurrencies), sweep.Requests), true
 	}
-	return files, dir, err
+	return need
 }
 
-// NeedsWeights reports whether the servers load weights. Simulated servers and servers with --load-format dummy do not.
-func (p *Plan) NeedsWeights() bool {
-	return p.File.Server.Simulate == "" && p.File.FixedArg("load-format") != "dummy"
+// MoreCores returns advice for a study whose load generator was late: how many cores it needs.
+func (m *Machine) MoreCores() string {
+	have := host.Reader{}.Read().Cores.Usable
+	need := host.Need{GPUs: len(m.GPUs), GeneratorCores: 1}.Filled().Cores
+	return fmt.Sprintf("the server and the load generator may use %.3g cores on this machine, but they need %.3g cores on which nothing else runs: "+
+		"run the study on such a machine (in Kubernetes, set both the CPU request and limit to that); the same command continues it there", have, need)
 }
 
-// checkWeights returns an error if the model's directory lacks weights. A model that is not on this machine is no
-// error, because the server downloads it.
-func (p *Plan) checkWeights(say Say) error {
-	if !p.NeedsWeights() {
-		return nil
-	}
-	files, dir, err := p.Weights()
-	switch {
-	case errors.Is(err, weights.ErrUnknown):
-		say("model", "%s is not on this machine: the server downloads it", p.File.Model)
-		return nil
-	case err != nil:
-		return err
-	}
-	if to := p.File.Server.ModelCopy; to != "" {
-		if err := weights.CheckCopy(dir, to); err != nil {
-			return inputf("%s: server.model_copy: %w", p.File.Path, err)
+// gpuNames returns the kinds and numbers of the GPUs that the server will use, such as "2 × NVIDIA H200". It leaves out
+// their indexes, because two GPUs of one kind count as equal.
+func (m *Machine) gpuNames() string {
+	counts := lo.CountValuesBy(m.GPUs, func(g gpu.GPU) string {
+		if g.MIG == "" {
+			return g.Name
 		}
+		return g.Name + ", MIG " + cmp.Or(g.Profile, g.MIG)
+	})
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(counts)) {
+		names = append(names, fmt.Sprintf("%d × %s", counts[name], name))
 	}
-	say("model", "%s of weights in %s", render.Count(len(files), "file"), dir)
-	return nil
+	return strings.Join(names, "; ")
 }

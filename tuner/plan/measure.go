@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -19,9 +18,6 @@ import (
 // the hint is right within a third (measured with simulated engines, hint error 0.35 in log rate).
 const Gallop = 1.35
 
-// confirmWindows is how many times as long the windows of a confirmation are as those of the search.
-const confirmWindows = 2
-
 // TypicalStart and TypicalProbes are used to estimate the time of a trial. TypicalStart is how long a 70B model takes
 // to load from a disk cache. TypicalProbes is the mean number of probes of searches on simulated engines.
 const (
@@ -35,10 +31,10 @@ func (p *Plan) Runner() *trial.Runner {
 	f := p.File
 	return &trial.Runner{
 		WorstCase: f.Probe.WorstCase, MinAcceptance: f.Speculation.MinAcceptance, MinDrafted: f.Speculation.MinDrafted,
-		Source: p.Source, SLO: f.SLO, Seed: p.Seed,
+		Source: p.Load.Source, SLO: f.SLO, Seed: p.Load.Seed,
 		Lengths:   trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
-		Confirm:   p.confirm(),
-		Cache:     p.Protocol(),
+		Confirm:   p.Load.confirm(),
+		Cache:     p.Load.Protocol(),
 		PrimeRate: f.Cache.PrimeRate,
 		Marks:     p.Marks(),
 		Simulated: f.Server.Simulate != "",
@@ -50,39 +46,6 @@ func (p *Plan) Runner() *trial.Runner {
 		},
 	}
 }
-
-// confirm returns the lengths of the probes that confirm a point.
-func (p *Plan) confirm() trial.Lengths {
-	f := p.File
-	return trial.Lengths{
-		LeadIn: max(f.Probe.LeadIn, trial.DefaultLeadIn(f.SLO, p.Source, p.Protocol())),
-		Window: confirmWindows * f.Probe.Window, MinRequests: f.Probe.MinRequests,
-	}
-}
-
-// Probe returns the load of a probe at the start rate, or at the lowest rate if there is no start rate.
-func (p *Plan) Probe() workload.Plan {
-	f := p.File
-	return workload.Plan{
-		Source: p.Source, Seed: f.Sampler.Seed, Rate: cmp.Or(f.Probe.StartRate, f.Probe.MinRate), LeadIn: f.Probe.LeadIn, Window: f.Probe.Window,
-		MinRequests: f.Probe.MinRequests, Arrivals: workload.Arrivals{Burstiness: f.Load.Burstiness},
-	}
-}
-
-// Requests returns the number of requests in the window of a probe at the start rate.
-func (p *Plan) Requests() int {
-	n, _ := p.Probe().Counted()
-	return n
-}
-
-// Window returns the length of the window of a probe at the start rate.
-func (p *Plan) Window() time.Duration {
-	f := p.File
-	return max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
-}
-
-// NeedsITL reports whether the times between tokens must be recorded.
-func (p *Plan) NeedsITL() bool { return p.ITL || p.File.SLO.NeedsITL() }
 
 // Marks returns the notes that apply to all figures of the study.
 func (p *Plan) Marks() []string {
@@ -102,15 +65,15 @@ func (p *Plan) Marks() []string {
 	if p.File.Load.Driver == studyfile.VLLMBench {
 		marks = append(marks, "load by vllm bench serve: TTFT counts from its POST, not from the due time; the lead-in was a separate run, and nothing was sent after the window")
 	}
-	if names := p.ignoredFlags(); p.File.Server.Simulate != "" && len(names) > 0 {
+	if names := ignoredFlags(p.File.Server); p.File.Server.Simulate != "" && len(names) > 0 {
 		marks = append(marks, "the simulated server ignores "+strings.Join(names, ", "))
 	}
 	return marks
 }
 
 // ignoredFlags returns the flags in the study file that have an effect on a real server, but not on the simulated one.
-func (p *Plan) ignoredFlags() []string {
-	flags, err := space.Flags(slices.Concat(p.File.Server.Args, p.File.Server.Current))
+func ignoredFlags(s studyfile.Server) []string {
+	flags, err := space.Flags(slices.Concat(s.Args, s.Current))
 	if err != nil {
 		return nil // the check of the file has already reported it
 	}

@@ -8,14 +8,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/samber/lo"
-
-	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/gpu"
 	"vllmtuner/studies/rights"
-	"vllmtuner/trial"
-	"vllmtuner/tuner/sampler"
-	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -30,16 +23,10 @@ func inputf(format string, args ...any) error { return InputError{fmt.Errorf(for
 // A Plan is a study file with everything that the file names.
 type Plan struct {
 	File    *studyfile.File
-	Source  workload.Source
-	Space   *space.Space      // nil for a sweep
-	Sampler sampler.Sampler   // nil for a sweep
-	Current space.Point       // nil if the file has none
-	Env     map[string]string // environment of the server with resolved references; may hold secrets
-	Model   string            // model argument of the server: the file's model, or the path of a copy
-	Seed    uint64            // seed of requests and arrivals
-	ITL     bool              // record the times between tokens even if the SLO does not need them
-
-	GPUs []gpu.GPU // GPUs that the server will use; set by CheckMachine
+	Load    *Load
+	Search  *Search // without space and sampler for a sweep
+	Server  *Server
+	Machine *Machine
 }
 
 // Open opens a study with everything that a run needs.
@@ -47,14 +34,15 @@ func Open(file *studyfile.File) (*Plan, error) {
 	if file.Sweep != nil && len(file.Parameters) == 0 {
 		return nil, inputf("%s: there are no parameters to search; add some, or measure its configs with `tuner sweep %s`", file.Path, file.Path)
 	}
-	return newPlan(file).open((*Plan).openServer, (*Plan).openSearch)
+	p := newPlan(file)
+	return p.open(p.openServer, p.openSearch)
 }
 
 // OpenSweep opens a sweep. It has a server and a load, but nothing to search.
 func OpenSweep(file *studyfile.File) (*Plan, error) {
 	p := newPlan(file)
-	p.Seed, p.ITL = file.Sweep.Seed, true
-	return p.open((*Plan).openServer)
+	p.Load.Seed, p.Load.ITL = file.Sweep.Seed, true
+	return p.open(p.openServer)
 }
 
 // OpenSearch opens the workload and the search. It does not check the server, which may be on another machine.
@@ -62,83 +50,53 @@ func OpenSearch(file *studyfile.File) (*Plan, error) {
 	if len(file.Parameters) == 0 {
 		return nil, inputf("%s: there are no parameters to search; add some", file.Path)
 	}
-	return newPlan(file).open((*Plan).openWorkload, (*Plan).openSearch)
+	p := newPlan(file)
+	return p.open(p.Load.open, p.openSearch)
 }
 
 // OpenWorkload opens only the workload.
 func OpenWorkload(file *studyfile.File) (*Plan, error) {
-	return newPlan(file).open((*Plan).openWorkload)
+	p := newPlan(file)
+	return p.open(p.Load.open)
 }
 
 func newPlan(file *studyfile.File) *Plan {
-	return &Plan{File: file, Model: file.Model, Seed: file.Sampler.Seed}
+	server := &Server{Model: file.Model, file: file}
+	return &Plan{
+		File: file, Load: &Load{Seed: file.Sampler.Seed, file: file}, Search: &Search{file: file},
+		Server: server, Machine: &Machine{server: server},
+	}
 }
 
-// open opens the given parts of the plan. Every error is an InputError, because only the user can correct it.
-func (p *Plan) open(parts ...func(*Plan) error) (*Plan, error) {
+// open calls the functions that open the parts of the plan. Every error is an InputError, because only the user can
+// correct it.
+func (p *Plan) open(parts ...func() error) (*Plan, error) {
 	for _, part := range parts {
-		if err := part(p); err != nil {
+		if err := part(); err != nil {
 			return nil, InputError{err}
 		}
 	}
 	return p, nil
 }
 
-func (p *Plan) openSearch() (err error) {
-	file := p.File
-	if p.Space, err = file.Space(); err != nil {
+// openServer opens the server and the load that measures it.
+func (p *Plan) openServer() error {
+	if err := p.Load.open(); err != nil {
 		return err
 	}
-	if p.Current, err = file.CurrentPoint(); err != nil {
+	if err := p.Server.open(); err != nil {
 		return err
 	}
-	if p.Sampler, err = sampler.New(file.Sampler.Name, p.Space, file.Sampler.Seed, file.Budget.Trials); err != nil {
-		return fmt.Errorf("%s: sampler: %w", file.Path, err)
-	}
-	return errors.Join(p.checkLegal(), p.checkLongest())
+	return errors.Join(p.Server.check(), p.Load.checkDriver(), p.Load.checkBudget())
 }
 
-func (p *Plan) openServer() (err error) {
-	file := p.File
-	if err := p.openWorkload(); err != nil {
+// openSearch opens the search. Its flags must leave room for the longest request of the load.
+func (p *Plan) openSearch() error {
+	if err := p.Search.open(); err != nil {
 		return err
 	}
-	if p.Env, err = file.Environment(os.LookupEnv); err != nil {
-		return err
-	}
-	for key, dir := range map[string]string{"cache_dir": file.Server.CacheDir, "model_copy": file.Server.ModelCopy} {
-		if err := CheckWritable(dir); err != nil {
-			return fmt.Errorf("%s: server.%s: %w; give a directory that can be written", file.Path, key, err)
-		}
-	}
-	if dir := file.Server.CacheDir; dir != "" {
-		// vLLM keeps everything that it compiles and downloads below this directory (vllm/envs.py). A value from the
-		// user is not replaced.
-		if _, given := p.Env[cacheVariable]; !given {
-			p.Env[cacheVariable] = dir
-		}
-	}
-	return errors.Join(p.checkServer(), p.checkLoad(), p.checkBudget())
+	return errors.Join(p.Search.checkLegal(), p.Search.checkLongest(p.Load.Source.Longest()))
 }
-
-// cacheVariable is the environment variable for vLLM's cache directory. Its subdirectory torch_compile_cache has the
-// compiled graphs.
-const cacheVariable = "VLLM_CACHE_ROOT"
-
-// openWorkload opens the requests. If the file has no lead-in, openWorkload computes one from the requests.
-func (p *Plan) openWorkload() (err error) {
-	f := p.File
-	if p.Source, err = workload.Open(f.WorkloadSpec(), p.Seed); err != nil {
-		return fmt.Errorf("%s: workload: %w", f.Path, err)
-	}
-	if f.Probe.LeadIn < 0 {
-		f.Probe.LeadIn = trial.SearchLeadIn(f.SLO, p.Source)
-	}
-	return nil
-}
-
-// Protocol returns what happens to the prefix cache between probes.
-func (p *Plan) Protocol() trial.Protocol { return p.File.Protocol(p.Source.Len() == 0) }
 
 // CheckWritable creates a directory. It returns an error if the directory cannot be created or written. It does nothing
 // if dir is "".
@@ -154,17 +112,4 @@ func CheckWritable(dir string) error {
 		return err
 	}
 	return errors.Join(file.Close(), os.Remove(file.Name()))
-}
-
-// Names returns the names of the searched flags.
-func (p *Plan) Names() []string {
-	return lo.Map(p.File.Parameters, func(parameter space.Parameter, _ int) string { return parameter.Name })
-}
-
-// Lookup returns the value of a variable in the server's environment.
-func (p *Plan) Lookup(name string) (string, bool) {
-	if value, ok := p.Env[name]; ok {
-		return value, true
-	}
-	return os.LookupEnv(name)
 }

@@ -5,29 +5,13 @@ import (
 	"time"
 
 	"vllmtuner/render"
-	"vllmtuner/trial"
 )
-
-// CacheText describes the cache protocol, and what share of a probe's prompt tokens the server's prefix cache will
-// hold.
-func (p *Plan) CacheText() string {
-	protocol := p.Protocol()
-	state := "carried from probe to probe"
-	if protocol == trial.Reset {
-		state = "emptied before each probe"
-	}
-	found := "none"
-	if share := trial.Cached(p.Probe(), protocol); share >= 0.005 {
-		found = fmt.Sprintf("up to %.0f %%", 100*share)
-	}
-	return fmt.Sprintf("%s: the prefix cache is %s; it holds %s of a window's prompt tokens", protocol, state, found)
-}
 
 // Text returns a description of the study with an estimate of its time.
 func (p *Plan) Text() string {
 	var t render.Text
 	f := p.File
-	probe := f.Probe.LeadIn + p.Window()
+	probe := f.Probe.LeadIn + p.Load.Window()
 	each, probes := TypicalStart+TypicalProbes*probe, "in full"
 	if f.Budget.MinGain > 0 {
 		each, probes = TypicalStart+TypicalRace*probe, "in a race against the best"
@@ -39,11 +23,11 @@ func (p *Plan) Text() string {
 	}
 	confirmations := ""
 	if n := f.Budget.Confirm; n > 0 {
-		all += time.Duration(n+1) * (TypicalStart + TypicalRace*(p.confirm().LeadIn+p.confirm().Window))
+		all += time.Duration(n+1) * (TypicalStart + TypicalRace*(p.Load.confirm().LeadIn+p.Load.confirm().Window))
 		confirmations = fmt.Sprintf(", then the best %d and the default once more", n)
 	}
 	t.Paragraph(fmt.Sprintf("plan: %s by %s, cache %s, window %s; about %s per trial, %s in all%s", render.Count(f.Budget.Trials, "trial"),
-		f.Sampler.Name, p.Protocol(), render.Span(p.Window()), render.Span(each), render.Span(all), limit), "  ")
+		f.Sampler.Name, p.Load.Protocol(), render.Span(p.Load.Window()), render.Span(each), render.Span(all), limit), "  ")
 	t.Paragraph(fmt.Sprintf("each trial is measured %s%s", probes, confirmations), "  ")
 	if precision := f.Probe.Precision; precision > 0 {
 		longest := TypicalStart + time.Duration(f.Probe.MaxProbes)*probe

@@ -1,20 +1,13 @@
 package plan
 
 import (
-	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"io"
-	"maps"
 	"os"
-	"slices"
-	"strings"
-
-	"github.com/samber/lo"
 
 	"vllmtuner/foreign"
-	"vllmtuner/serverctl/gpu"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/studyfile"
 )
@@ -27,7 +20,7 @@ const imageVariable = "TUNER_IMAGE"
 const Dataset = "dataset sha256"
 
 // Begin returns the settings that a new study stores, and that a continued study must match. Call it after
-// CheckMachine, which finds the GPUs.
+// Machine.Check, which finds the GPUs.
 func (p *Plan) Begin(version string) (studies.New, error) {
 	world, err := p.World()
 	if err != nil {
@@ -43,27 +36,11 @@ func (p *Plan) Begin(version string) (studies.New, error) {
 	if image := os.Getenv(imageVariable); image != "" {
 		study.Found["image"] = image
 	}
-	if len(p.GPUs) > 0 {
-		study.Found["gpu"] = p.gpuNames()
-		study.Noted["driver"] = p.GPUs[0].Driver
+	if len(p.Machine.GPUs) > 0 {
+		study.Found["gpu"] = p.Machine.gpuNames()
+		study.Noted["driver"] = p.Machine.GPUs[0].Driver
 	}
 	return study, nil
-}
-
-// gpuNames returns the kinds and numbers of the GPUs that the server will use, such as "2 × NVIDIA H200". It leaves out
-// their indexes, because two GPUs of one kind count as equal.
-func (p *Plan) gpuNames() string {
-	counts := lo.CountValuesBy(p.GPUs, func(g gpu.GPU) string {
-		if g.MIG == "" {
-			return g.Name
-		}
-		return g.Name + ", MIG " + cmp.Or(g.Profile, g.MIG)
-	})
-	var names []string
-	for _, name := range slices.Sorted(maps.Keys(counts)) {
-		names = append(names, fmt.Sprintf("%d × %s", counts[name], name))
-	}
-	return strings.Join(names, "; ")
 }
 
 // World returns what must not change during the study: settings of the file and a hash of the dataset.

@@ -41,7 +41,7 @@ func (b *truthBook) best(w world, answers []space.Point, parallel int) (best, er
 	}
 	from := len(all)
 	for _, t := range all[:min(climbers, from)] {
-		if err := b.climb(w, p.Space, t, parallel); err != nil {
+		if err := b.climb(w, p.Search.Space, t, parallel); err != nil {
 			return best{}, err
 		}
 	}

@@ -42,7 +42,7 @@ type started struct {
 
 // start starts a point; nil means that its server does not run.
 func (m *manual) start(number int, point space.Point) (*started, error) {
-	args := append(append([]string{}, m.plan.File.Server.Args...), m.plan.Space.Args(point)...)
+	args := append(append([]string{}, m.plan.File.Server.Args...), m.plan.Search.Space.Args(point)...)
 	server, load, err := m.meter.Start(background, trial.Launch{Number: number, Args: args})
 	if _, ok := errors.AsType[*serverctl.ExitError](err); ok {
 		return nil, nil
@@ -55,7 +55,7 @@ const atOnce = 1e9
 
 // keeps reports whether n requests at a rate keep the limits, and their throughput.
 func (s *started) keeps(rate float64, n int) (bool, float64, error) {
-	load := workload.Plan{Source: s.plan.Source, Seed: s.Seed, Rate: rate, MinRequests: n, Rescale: true, Draw: s.draw % drawsOfSeed}
+	load := workload.Plan{Source: s.plan.Load.Source, Seed: s.Seed, Rate: rate, MinRequests: n, Rescale: true, Draw: s.draw % drawsOfSeed}
 	s.draw++
 	run, err := s.load.Run(background, load.Schedule(), nil)
 	if err != nil {
@@ -167,7 +167,7 @@ func autoTune(w world, seed uint64, _ int) (finding, error) {
 	for _, seqs := range autoTuneSeqs {
 		for _, tokens := range autoTuneTokens {
 			point := autoTunePoint(util, seqs, tokens)
-			if util == 0 || m.plan.Space.Check(point) != nil && m.outside(point) {
+			if util == 0 || m.plan.Search.Space.Check(point) != nil && m.outside(point) {
 				continue
 			}
 			if err := m.autoTuneOne(point); err != nil {
@@ -188,7 +188,7 @@ func autoTunePoint(util float64, seqs, tokens int) space.Point {
 // outside reports whether a value of the point is outside the world's ranges. Inactive or missing parameters do not matter.
 func (m *manual) outside(p space.Point) bool {
 	for name, text := range p {
-		if parameter := m.plan.Space.Parameter(name); parameter == nil || parameter.Check(text) != nil {
+		if parameter := m.plan.Search.Space.Parameter(name); parameter == nil || parameter.Check(text) != nil {
 			return true
 		}
 	}
@@ -198,7 +198,7 @@ func (m *manual) outside(p space.Point) bool {
 // utilization returns the first memory utilization with which the largest flags start, from the highest legal one of at most
 // 0.98 downward to 0.90; 0 if none does.
 func (m *manual) utilization() (float64, error) {
-	highest := m.plan.Space.Parameter("gpu-memory-utilization").Max
+	highest := m.plan.Search.Space.Parameter("gpu-memory-utilization").Max
 	for cents := int(100*min(0.98, highest) + 1e-9); cents >= 90; cents-- {
 		util := float64(cents) / 100
 		point := autoTunePoint(util, autoTuneSeqs[len(autoTuneSeqs)-1], autoTuneTokens[len(autoTuneTokens)-1])

@@ -73,7 +73,7 @@ func methods() []method {
 	}
 	for _, name := range []string{"tpe", "gp"} {
 		all = append(all, method{"optuna-" + name, noOptuna(name), func(w world, seed uint64, trials int) (finding, error) {
-			return runRival(w, seed, trials, func(p *plan.Plan) (chooser, error) { return startOptuna(name, p.Space, seed) })
+			return runRival(w, seed, trials, func(p *plan.Plan) (chooser, error) { return startOptuna(name, p.Search.Space, seed) })
 		}})
 	}
 	return append(all,
@@ -108,7 +108,7 @@ func runStudy(w world, name string, seed uint64, trials int) (f finding, err err
 	if trials == 0 {
 		trials = p.File.Budget.Trials
 	}
-	if p.Sampler, err = sampler.New(name, p.Space, seed, trials); err != nil {
+	if p.Search.Sampler, err = sampler.New(name, p.Search.Space, seed, trials); err != nil {
 		return f, err
 	}
 	store, closeStore, err := openStore(w.name, seed)
@@ -120,7 +120,7 @@ func runStudy(w world, name string, seed uint64, trials int) (f finding, err err
 	runner := p.Runner()
 	runner.Start = m.Start
 	study := &tuner.Study{
-		Store: store, Runner: runner, Space: p.Space, Sampler: p.Sampler, Current: p.Current, FixedArgs: p.File.Server.Args,
+		Store: store, Runner: runner, Space: p.Search.Space, Sampler: p.Search.Sampler, Current: p.Search.Current, FixedArgs: p.File.Server.Args,
 		Presets: p.File.Sampler.Presets && (studyfile.Sampler{Name: name}).Learns(), Confirm: p.File.Budget.Confirm,
 		Budget: tuner.Budget{Trials: trials, GPUTime: p.File.Budget.GPUTime, MinGain: p.File.Budget.MinGain},
 	}
@@ -220,12 +220,12 @@ func runRival(w world, seed uint64, trials int, begin func(*plan.Plan) (chooser,
 	for n := range trials {
 		point := space.Point{}
 		if n > 0 {
-			if point, err = nextLegal(p.Space, choose, n); err != nil {
+			if point, err = nextLegal(p.Search.Space, choose, n); err != nil {
 				return f, err
 			}
 		}
 		result, err := runner.Run(background, trial.Task{
-			Number: n, Args: append(append([]string{}, p.File.Server.Args...), p.Space.Args(point)...),
+			Number: n, Args: append(append([]string{}, p.File.Server.Args...), p.Search.Space.Args(point)...),
 			Hint: func() float64 { return f.hint() }, Record: func(trial.Probe) error { return nil },
 		})
 		if err != nil {
@@ -256,7 +256,7 @@ func (f *finding) hint() float64 {
 func plainRunner(p *plan.Plan) *trial.Runner {
 	f := p.File
 	return &trial.Runner{
-		Source: p.Source, SLO: f.SLO, Seed: p.Seed, Cache: p.Protocol(), PrimeRate: f.Cache.PrimeRate,
+		Source: p.Load.Source, SLO: f.SLO, Seed: p.Load.Seed, Cache: p.Load.Protocol(), PrimeRate: f.Cache.PrimeRate,
 		MinAcceptance: f.Speculation.MinAcceptance, MinDrafted: f.Speculation.MinDrafted, WorstCase: f.Probe.WorstCase,
 		Lengths: trial.Lengths{LeadIn: f.Probe.LeadIn, Window: f.Probe.Window, MinRequests: f.Probe.MinRequests},
 		Search: capacity.Search{
@@ -299,7 +299,7 @@ type randomChooser struct {
 
 func newRandom(seed uint64, trials int) func(*plan.Plan) (chooser, error) {
 	return func(p *plan.Plan) (chooser, error) {
-		s, err := sampler.New("random", p.Space, seed, trials)
+		s, err := sampler.New("random", p.Search.Space, seed, trials)
 		return &randomChooser{sampler: s}, err
 	}
 }

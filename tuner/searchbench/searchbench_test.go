@@ -146,7 +146,7 @@ func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary)
 	if err != nil {
 		return result{}, err
 	}
-	r := result{world: w, best: best, bestAt: pointText(p.Space, best.Point), byName: map[string][]judged{}}
+	r := result{world: w, best: best, bestAt: pointText(p.Search.Space, best.Point), byName: map[string][]judged{}}
 	for _, m := range chosen {
 		r.names = append(r.names, m.name)
 	}
@@ -157,7 +157,7 @@ func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary)
 		}
 		j := judge(f, func(s step) float64 { return best.scale * truths[s.Point.String()] }, last, best.Capacity)
 		r.byName[f.Method] = append(r.byName[f.Method], j)
-		logFinding(t, p.Space, j, last)
+		logFinding(t, p.Search.Space, j, last)
 	}
 	n, took := book.cost(w)
 	t.Logf("%s: %.0f s for %d studies, %.0f s for %d truths (%.1f s of one core each)", w.name, ran.Seconds(), len(findings),

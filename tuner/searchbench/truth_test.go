@@ -68,13 +68,13 @@ type subject struct {
 
 // subject starts and primes the server for a draw. priming is a rate at which no queue forms.
 func (w world) subject(p *plan.Plan, point space.Point, draw int, priming float64) (*subject, error) {
-	args := slices.Concat(p.File.Server.Args, p.Space.Args(point))
+	args := slices.Concat(p.File.Server.Args, p.Search.Space.Args(point))
 	server, load, err := w.start()(background, trial.Launch{Number: truthDraws + draw, Args: args})
 	if err != nil {
 		return nil, err
 	}
 	s := &subject{plan: p, server: server, load: load, draw: truthDraws + drawsOfSeed*draw}
-	if p.Protocol() == trial.Reset {
+	if p.Load.Protocol() == trial.Reset {
 		return s, nil
 	}
 	return s, s.prime(priming)
@@ -83,14 +83,14 @@ func (w world) subject(p *plan.Plan, point space.Point, draw int, priming float6
 // prime passes once through a finite workload, or sends twice as many tokens as the KV cache holds.
 func (s *subject) prime(rate float64) error {
 	const maxPasses = 200
-	n := s.plan.Source.Len()
+	n := s.plan.Load.Source.Len()
 	finite := n > 0
 	if !finite {
 		n = 100
 	}
 	stream := workload.PrimeStream.Draw(s.draw)
 	for i := range maxPasses {
-		pass := workload.Pass{Source: s.plan.Source, Seed: uint64(s.draw), Stream: stream, Rate: rate, First: i * n, N: n}
+		pass := workload.Pass{Source: s.plan.Load.Source, Seed: uint64(s.draw), Stream: stream, Rate: rate, First: i * n, N: n}
 		if _, err := s.load.Run(background, pass.Schedule(), nil); err != nil {
 			return fmt.Errorf("prime: %w", err)
 		}
@@ -106,8 +106,8 @@ func (s *subject) prime(rate float64) error {
 // share offers a rate, and returns how many requests of at least n break each limit.
 func (s *subject) share(rate float64, n int, leadIn time.Duration) (broken []int, of int, err error) {
 	lengths := s.plan.File.Probe
-	load := workload.Plan{Source: s.plan.Source, Seed: uint64(s.draw), Rate: rate, LeadIn: leadIn, MinRequests: n}
-	if s.plan.Protocol() == trial.Reset { // the cache fills through a window, so it must be as long as the study's
+	load := workload.Plan{Source: s.plan.Load.Source, Seed: uint64(s.draw), Rate: rate, LeadIn: leadIn, MinRequests: n}
+	if s.plan.Load.Protocol() == trial.Reset { // the cache fills through a window, so it must be as long as the study's
 		load.LeadIn, load.Window, load.MinRequests = lengths.LeadIn, lengths.Window, lengths.MinRequests
 	}
 	broken = make([]int, len(s.plan.File.SLO.Limits))
@@ -115,8 +115,8 @@ func (s *subject) share(rate float64, n int, leadIn time.Duration) (broken []int
 		load.Draw = s.draw + s.sent%drawsOfSeed
 		s.sent++
 		schedule := load.Schedule()
-		if s.plan.Protocol() == trial.Reset {
-			schedule = workload.WithColdLeadIn(schedule, s.plan.Source)
+		if s.plan.Load.Protocol() == trial.Reset {
+			schedule = workload.WithColdLeadIn(schedule, s.plan.Load.Source)
 			if err := s.server.ResetCache(background); err != nil {
 				return nil, 0, err
 			}

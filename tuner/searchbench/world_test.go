@@ -196,7 +196,7 @@ func (w world) alone() (ttft, tpot float64, err error) {
 	if err != nil {
 		return 0, 0, err
 	}
-	schedule := workload.WithoutRunOut(workload.Loop{Source: p.Source, N: 300}.Schedule())
+	schedule := workload.WithoutRunOut(workload.Loop{Source: p.Load.Source, N: 300}.Schedule())
 	run, err := load.(trial.ClosedLoad).RunClosed(background, schedule, 1, nil)
 	if err != nil {
 		return 0, 0, err
@@ -231,6 +231,6 @@ func (w world) open(seed uint64) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Seed, p.Source = seed, drawn{p.Source, drawsOfSeed * int(seed)}
+	p.Load.Seed, p.Load.Source = seed, drawn{p.Load.Source, drawsOfSeed * int(seed)}
 	return p, nil
 }

@@ -15,126 +15,132 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// check adds the problems that depend on more than one setting.
-func (d *decoder) check(f *File) {
-	d.checkNames(f)
-	d.checkServer(f)
-	d.checkLimits(f)
-	d.checkWorkload(f)
-	d.checkLoad(f)
-	d.checkProbe(f)
-	d.checkArgs(f)
-	d.checkQuality(f)
-	d.checkSpeculation(f)
-	d.checkSweep(f)
-	d.checkSpace(f)
-	d.readDynamo(f)
+// A checker checks a file that was read. It adds problems at the places of the values that cause them.
+type checker struct {
+	*decoder
+	*File
 }
 
-func (d *decoder) checkNames(f *File) {
-	if f.Name != "" {
-		if err := studies.ValidName(f.Name); err != nil {
-			d.failAt("name", "%v", err)
+// check adds the problems that depend on more than one setting.
+func (c checker) check() {
+	c.checkNames()
+	c.checkServer()
+	c.checkLimits()
+	c.checkWorkload()
+	c.checkLoad()
+	c.checkProbe()
+	c.checkArgs()
+	c.checkQuality()
+	c.checkSpeculation()
+	c.checkSweep()
+	c.checkSpace()
+	c.readDynamo()
+}
+
+func (c checker) checkNames() {
+	if c.Name != "" {
+		if err := studies.ValidName(c.Name); err != nil {
+			c.failAt("name", "%v", err)
 		}
 	}
-	if strings.HasPrefix(f.Model, "-") || strings.ContainsAny(f.Model, " \t\n") {
-		d.failAt("model", "model %q is neither a Hugging Face id nor a path; write one, such as nvidia/Llama-3.3-70B-Instruct-FP8", f.Model)
+	if strings.HasPrefix(c.Model, "-") || strings.ContainsAny(c.Model, " \t\n") {
+		c.failAt("model", "model %q is neither a Hugging Face id nor a path; write one, such as nvidia/Llama-3.3-70B-Instruct-FP8", c.Model)
 	}
 }
 
-func (d *decoder) checkServer(f *File) {
-	s := &f.Server
-	command, simulate := d.nodes["server.command"] != nil, d.nodes["server.simulate"] != nil
+func (c checker) checkServer() {
+	s := &c.Server
+	command, simulate := c.nodes["server.command"] != nil, c.nodes["server.simulate"] != nil
 	switch {
-	case d.nodes["server"] == nil:
+	case c.nodes["server"] == nil:
 	case command && simulate:
-		d.failAtKey("server.simulate", "server has a command and simulate; keep one of them")
+		c.failAtKey("server.simulate", "server has a command and simulate; keep one of them")
 	case !command && !simulate:
-		d.failAt("server", "server has no command; add command: [vllm, serve], or simulate: %s", strings.Join(sim.ProfileNames(), " or "))
+		c.failAt("server", "server has no command; add command: [vllm, serve], or simulate: %s", strings.Join(sim.ProfileNames(), " or "))
 	case command && (len(s.Command) == 0 || s.Command[0] == ""):
-		d.failAt("server.command", "server.command is empty; write [vllm, serve]")
+		c.failAt("server.command", "server.command is empty; write [vllm, serve]")
 	case simulate && s.Simulate != "" && !sim.IsProfileFile(s.Simulate) && !slices.Contains(sim.ProfileNames(), s.Simulate):
-		d.failAt("server.simulate", "there is no simulated server %q; %s", s.Simulate, space.DidYouMean(s.Simulate, sim.ProfileNames()))
+		c.failAt("server.simulate", "there is no simulated server %q; %s", s.Simulate, space.DidYouMean(s.Simulate, sim.ProfileNames()))
 	case simulate && sim.IsProfileFile(s.Simulate) && !filepath.IsAbs(s.Simulate):
-		s.Simulate = filepath.Join(filepath.Dir(f.Path), s.Simulate)
+		s.Simulate = filepath.Join(filepath.Dir(c.Path), s.Simulate)
 	}
 }
 
 // checkLimits adds a problem if there is no latency limit, or if a limit can have no effect. A higher percentile of a
 // metric is never below a lower percentile. So if the higher percentile has the lower limit, the other limit has no
 // effect.
-func (d *decoder) checkLimits(f *File) {
+func (c checker) checkLimits() {
 	isLatency := func(path string) bool { return strings.HasPrefix(path, "slo.") && path != "slo.error_rate" }
-	if m, ok := d.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(sortedKeys(d.keys), isLatency) {
-		d.fail(m, "slo has no limit on a latency; add one, such as ttft_p99: 1000ms")
+	if m, ok := c.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(sortedKeys(c.keys), isLatency) {
+		c.fail(m, "slo has no limit on a latency; add one, such as ttft_p99: 1000ms")
 	}
-	for _, high := range f.SLO.Limits {
-		for _, low := range f.SLO.Limits {
+	for _, high := range c.SLO.Limits {
+		for _, low := range c.SLO.Limits {
 			if high.Metric == low.Metric && high.Percentile > low.Percentile && high.Max < low.Max {
-				d.failAt("limit "+high.String(), "the limit on %s (%s) is below the limit on %s (%s), so the second limit never decides; raise the first or remove the second",
+				c.failAt("limit "+high.String(), "the limit on %s (%s) is below the limit on %s (%s), so the second limit never decides; raise the first or remove the second",
 					high, high.Max, low, low.Max)
 			}
 		}
 	}
 }
 
-func (d *decoder) checkProbe(f *File) {
-	p := &f.Probe
+func (c checker) checkProbe() {
+	p := &c.Probe
 	if p.Precision != 0 && !(p.Precision > MinPrecision && p.Precision < MaxPrecision) {
-		d.failAt("probe.precision", "probe.precision is %g %%; write more than %g %% and less than %g %%, such as 5%%, or 0 to stop at a bracket",
+		c.failAt("probe.precision", "probe.precision is %g %%; write more than %g %% and less than %g %%, such as 5%%, or 0 to stop at a bracket",
 			100*p.Precision, 100*MinPrecision, 100*MaxPrecision)
 	}
-	if p.Precision > 0 && d.nodes["probe.max_probes"] == nil {
+	if p.Precision > 0 && c.nodes["probe.max_probes"] == nil {
 		p.MaxProbes = defaultPreciseProbes
 	}
-	d.checkEnough(f)
+	c.checkEnough()
 	if p.MinRate >= p.MaxRate {
 		at := "probe.max_rate"
-		if d.nodes[at] == nil {
+		if c.nodes[at] == nil {
 			at = "probe.min_rate"
 		}
-		d.failAt(at, "min_rate %g is not below max_rate %g, so there is no rate to search; raise max_rate", p.MinRate, p.MaxRate)
+		c.failAt(at, "min_rate %g is not below max_rate %g, so there is no rate to search; raise max_rate", p.MinRate, p.MaxRate)
 		return
 	}
 	if p.StartRate > 0 && (p.StartRate < p.MinRate || p.StartRate > p.MaxRate) {
-		d.failAt("probe.start_rate", "start_rate %g is outside min_rate %g to max_rate %g; move it inside, or write 0 to start from the KV cache's size",
+		c.failAt("probe.start_rate", "start_rate %g is outside min_rate %g to max_rate %g; move it inside, or write 0 to start from the KV cache's size",
 			p.StartRate, p.MinRate, p.MaxRate)
 	}
-	if rate := f.Cache.PrimeRate; rate > p.MaxRate {
-		d.failAt("cache.prime_rate", "prime_rate %g is above probe.max_rate %g; lower it", rate, p.MaxRate)
+	if rate := c.Cache.PrimeRate; rate > p.MaxRate {
+		c.failAt("cache.prime_rate", "prime_rate %g is above probe.max_rate %g; lower it", rate, p.MaxRate)
 	}
 }
 
 // checkEnough adds a problem if a limit's percentile needs more requests than a probe at the lowest rate has.
-func (d *decoder) checkEnough(f *File) {
-	least, limit := f.SLO.MinRequests()
-	n := max(f.Probe.MinRequests, int(f.Probe.Window.Seconds()*f.Probe.MinRate))
+func (c checker) checkEnough() {
+	least, limit := c.SLO.MinRequests()
+	n := max(c.Probe.MinRequests, int(c.Probe.Window.Seconds()*c.Probe.MinRate))
 	if n >= least {
 		return
 	}
 	at := "probe.min_requests"
-	if d.nodes[at] == nil {
+	if c.nodes[at] == nil {
 		at = "limit " + limit.String()
 	}
-	d.failAt(at, "a verdict on %s needs %d requests, and a probe at a low rate has only %d; raise probe.min_requests to %d, or take a lower percentile",
+	c.failAt(at, "a verdict on %s needs %d requests, and a probe at a low rate has only %d; raise probe.min_requests to %d, or take a lower percentile",
 		limit, least, n, least)
 }
 
 // checkLoad adds a problem if the study cannot use the driver. It also sets the default command.
-func (d *decoder) checkLoad(f *File) {
-	l := &f.Load
-	given := d.nodes["load.command"] != nil
+func (c checker) checkLoad() {
+	l := &c.Load
+	given := c.nodes["load.command"] != nil
 	if l.Driver != VLLMBench {
 		if given && slices.Contains(drivers, l.Driver) {
-			d.failAtKey("load.command", "load.command has no effect on driver %s; remove it, or write driver: %s", l.Driver, VLLMBench)
+			c.failAtKey("load.command", "load.command has no effect on driver %s; remove it, or write driver: %s", l.Driver, VLLMBench)
 		}
 		return
 	}
 	switch {
-	case f.Server.Simulate != "":
-		d.failAt("load.driver", "driver %s needs a server that speaks HTTP, and %s runs in virtual time; write driver: %s", VLLMBench, f.Server.Simulate, TunerBench)
+	case c.Server.Simulate != "":
+		c.failAt("load.driver", "driver %s needs a server that speaks HTTP, and %s runs in virtual time; write driver: %s", VLLMBench, c.Server.Simulate, TunerBench)
 	case given && (len(l.Command) == 0 || l.Command[0] == ""):
-		d.failAt("load.command", "load.command is empty; write [vllm, bench, serve]")
+		c.failAt("load.command", "load.command is empty; write [vllm, bench, serve]")
 	}
 	if !given {
 		l.Command = []string{"vllm", "bench", "serve"}
@@ -153,9 +159,9 @@ var tunerFlags = map[string]string{
 
 // checkArgs adds a problem for each flag in server.args and server.current that the user may not set. It also adds a
 // problem for each searched flag in server.args.
-func (d *decoder) checkArgs(f *File) {
-	d.checkFlags(f, "server.args", words("server.args"), f.Server.Args, true)
-	d.checkFlags(f, "server.current", words("server.current"), f.Server.Current, false)
+func (c checker) checkArgs() {
+	c.checkFlags("server.args", words("server.args"), c.Server.Args, true)
+	c.checkFlags("server.current", words("server.current"), c.Server.Current, false)
 }
 
 // words returns a function that returns the path of the i-th word of a list.
@@ -163,20 +169,20 @@ func words(path string) func(i int) string { return func(i int) string { return 
 
 // checkFlags adds a problem for each flag in args that the user may not set. If isFixed, searched flags are problems
 // too. at(i) returns the path of the i-th word. The result has the flags; it is nil if args are not valid.
-func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args []string, isFixed bool) []space.Flag {
+func (c checker) checkFlags(path string, at func(i int) string, args []string, isFixed bool) []space.Flag {
 	flags, err := space.Flags(args)
 	if err != nil {
-		d.failAt(at(0), "%s: %v", path, err)
+		c.failAt(at(0), "%s: %v", path, err)
 	}
 	for _, flag := range flags {
 		name := flag.Base()
-		searched := slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool {
+		searched := slices.ContainsFunc(c.Parameters, func(p space.Parameter) bool {
 			return p.Name == name || p.Name == space.SpeculativeTokens && name == "speculative-config"
 		})
 		if remedy := tunerFlags[name]; remedy != "" {
-			d.failAt(at(flag.Index), "%s has --%s; %s", path, name, remedy)
+			c.failAt(at(flag.Index), "%s has --%s; %s", path, name, remedy)
 		} else if isFixed && searched {
-			d.failAt(at(flag.Index), "--%s is in %s and under parameters; remove one of them", name, path)
+			c.failAt(at(flag.Index), "--%s is in %s and under parameters; remove one of them", name, path)
 		}
 	}
 	return flags
@@ -185,104 +191,104 @@ func (d *decoder) checkFlags(f *File, path string, at func(i int) string, args [
 // qualityFlags change the answers of the model, not only its speed.
 var qualityFlags = []string{"quantization", "kv-cache-dtype", "dtype"}
 
-func (d *decoder) checkQuality(f *File) {
-	for _, p := range f.Parameters {
-		if slices.Contains(qualityFlags, p.Name) && !f.AllowQualityChange {
-			d.failAtKey("parameters."+p.Name, "%s changes what the model answers, not only how fast; add allow_quality_change: true, or move it to server.args", p.Name)
+func (c checker) checkQuality() {
+	for _, p := range c.Parameters {
+		if slices.Contains(qualityFlags, p.Name) && !c.AllowQualityChange {
+			c.failAtKey("parameters."+p.Name, "%s changes what the model answers, not only how fast; add allow_quality_change: true, or move it to server.args", p.Name)
 		}
 	}
 }
 
 // checkSpeculation adds a problem if speculation would be measured on dummy weights or random tokens. The share of
 // accepted drafts has no meaning there.
-func (d *decoder) checkSpeculation(f *File) {
+func (c checker) checkSpeculation() {
 	const parameter, flag = "parameters." + space.SpeculativeTokens, "speculative-config"
-	searched := slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == space.SpeculativeTokens })
-	if !searched && f.Speculative != nil {
-		d.failAtKey("speculative_config", "speculative_config has no effect; search num-speculative-tokens: [0, 1, 2, 3] under parameters, or remove it")
+	searched := slices.ContainsFunc(c.Parameters, func(p space.Parameter) bool { return p.Name == space.SpeculativeTokens })
+	if !searched && c.Speculative != nil {
+		c.failAtKey("speculative_config", "speculative_config has no effect; search num-speculative-tokens: [0, 1, 2, 3] under parameters, or remove it")
 	}
-	if f.AllowMeaninglessSpeculation {
-		if d.nodes["speculation.min_acceptance"] == nil {
-			f.Speculation.MinAcceptance = 0 // the acceptance has no meaning, so it must not end a trial
+	if c.AllowMeaninglessSpeculation {
+		if c.nodes["speculation.min_acceptance"] == nil {
+			c.Speculation.MinAcceptance = 0 // the acceptance has no meaning, so it must not end a trial
 		}
 		return
 	}
-	flags := space.FlagValues(slices.Concat(f.Server.Current, f.Server.Args)) // if a flag is given twice, the last value counts
+	flags := space.FlagValues(slices.Concat(c.Server.Current, c.Server.Args)) // if a flag is given twice, the last value counts
 	if searched {
-		d.meaninglessSpeculation(f, parameter, flags)
+		c.meaninglessSpeculation(parameter, flags)
 	} else if _, fixed := flags[flag]; fixed {
-		d.meaninglessSpeculation(f, "server.args", flags)
+		c.meaninglessSpeculation("server.args", flags)
 	}
-	if f.Sweep == nil {
+	if c.Sweep == nil {
 		return
 	}
-	for _, c := range f.Sweep.Configs {
-		if _, own := space.FlagValues(c.Args)[flag]; own {
-			d.meaninglessSpeculation(f, "sweep.configs."+c.Name+".args", space.FlagValues(f.ConfigArgs(c)))
+	for _, config := range c.Sweep.Configs {
+		if _, own := space.FlagValues(config.Args)[flag]; own {
+			c.meaninglessSpeculation("sweep.configs."+config.Name+".args", space.FlagValues(c.ConfigArgs(config)))
 		}
 	}
 }
 
 // meaninglessSpeculation adds a problem if the server has dummy weights or the workload has random tokens. flags has
 // the server's flags by name.
-func (d *decoder) meaninglessSpeculation(f *File, at string, flags map[string]string) {
+func (c checker) meaninglessSpeculation(at string, flags map[string]string) {
 	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
 	if flags["load-format"] == "dummy" {
-		d.failAtKey(at, "a model with dummy weights (--load-format dummy) accepts no draft, so speculation measures nothing; %s", remedy)
+		c.failAtKey(at, "a model with dummy weights (--load-format dummy) accepts no draft, so speculation measures nothing; %s", remedy)
 	}
-	if kind := f.Workload.Kind; slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
-		d.failAtKey(at, "workload %s has random tokens, and no draft of them is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
+	if kind := c.Workload.Kind; slices.Contains(workload.Kinds, kind) && !slices.Contains(workload.ChatKinds, kind) {
+		c.failAtKey(at, "workload %s has random tokens, and no draft of them is accepted, so speculation measures nothing; take real prompts, %s", kind, remedy)
 	}
 }
 
 // checkSpace adds the problems of the parameters, their conditions, the constraints and server.current.
-func (d *decoder) checkSpace(f *File) {
+func (c checker) checkSpace() {
 	sound := true
-	parameters := slices.Clone(f.Parameters)
+	parameters := slices.Clone(c.Parameters)
 	for i, p := range parameters {
-		if d.unread(p.Name) {
+		if c.unread(p.Name) {
 			// The problem of this parameter is already reported. Expressions may use it, so it gets choices of two
 			// types, which fit any expression.
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
-	s, err := space.New(parameters, f.Constraints, f.Speculative, space.FlagValues(f.Server.Args))
+	s, err := space.New(parameters, c.Constraints, c.Speculative, space.FlagValues(c.Server.Args))
 	mistakes, _ := errors.AsType[space.DefinitionErrors](err)
 	for _, e := range mistakes {
 		switch {
-		case d.unread(e.Parameter):
+		case c.unread(e.Parameter):
 		case e.Parameter == "":
-			d.failAt(itemPath("constraints", e.Constraint), "constraint: %s", e.What)
+			c.failAt(itemPath("constraints", e.Constraint), "constraint: %s", e.What)
 		case e.When:
-			d.failAt("parameters."+e.Parameter+".when", "%s: when: %s", e.Parameter, e.What)
+			c.failAt("parameters."+e.Parameter+".when", "%s: when: %s", e.Parameter, e.What)
 		default:
-			d.failAtKey("parameters."+e.Parameter, "%s: %s", e.Parameter, e.What)
+			c.failAtKey("parameters."+e.Parameter, "%s: %s", e.Parameter, e.What)
 		}
 	}
 	if sound && err == nil {
-		d.checkCurrent(f, s)
+		c.checkCurrent(s)
 	}
 }
 
 // unread reports whether a parameter could not be read. If so, its problem was already added.
-func (d *decoder) unread(parameter string) bool {
-	n, given := d.nodes["parameters."+parameter]
+func (c checker) unread(parameter string) bool {
+	n, given := c.nodes["parameters."+parameter]
 	return given && n == nil
 }
 
 // checkCurrent checks each flag of server.current separately, so that each problem has a line and column.
-func (d *decoder) checkCurrent(f *File, s *space.Space) {
-	flags, err := space.Flags(f.Server.Current)
+func (c checker) checkCurrent(s *space.Space) {
+	flags, err := space.Flags(c.Server.Current)
 	if err != nil {
 		return // checkArgs has added the error
 	}
-	given := space.FlagValues(f.Server.Args)
+	given := space.FlagValues(c.Server.Args)
 	for _, flag := range flags {
 		at := itemPath("server.current", flag.Index)
 		if _, twice := given[flag.Name]; twice {
-			d.failAt(at, "--%s is in server.args, which every trial gets; remove it here", flag.Name)
+			c.failAt(at, "--%s is in server.args, which every trial gets; remove it here", flag.Name)
 		} else if _, _, err := s.ParseFlag(flag); err != nil && tunerFlags[flag.Base()] == "" {
-			d.failAt(at, "server.current: %v", err)
+			c.failAt(at, "server.current: %v", err)
 		}
 	}
 }
@@ -290,25 +296,25 @@ func (d *decoder) checkCurrent(f *File, s *space.Space) {
 // readDynamo replaces the command of an NVIDIA Dynamo worker by `vllm serve` with the same engine flags. It moves
 // Dynamo's own flags from the args to Server.Dynamo. It must run last: the other checks report the place of a flag in
 // the file, and moving flags changes their indexes.
-func (d *decoder) readDynamo(f *File) {
-	s := &f.Server
+func (c checker) readDynamo() {
+	s := &c.Server
 	worker, ok := serverctl.DynamoWorker(s.Command)
 	if !ok {
 		return
 	}
-	if worker.Model != "" && f.Model != "" && worker.Model != f.Model {
-		d.failAt("server.command", "server.command has --model %s, but model is %s; keep one of them", worker.Model, f.Model)
+	if worker.Model != "" && c.Model != "" && worker.Model != c.Model {
+		c.failAt("server.command", "server.command has --model %s, but model is %s; keep one of them", worker.Model, c.Model)
 	}
-	d.checkFlags(f, "server.command", func(int) string { return "server.command" }, worker.Args, true)
+	c.checkFlags("server.command", func(int) string { return "server.command" }, worker.Args, true)
 	own, dynamo := serverctl.SplitDynamo(s.Args)
 	s.Command = worker.Command
 	s.Args = append(worker.Args, own...)
 	s.Dynamo = append(worker.Dynamo, dynamo...)
 	s.Current, _ = serverctl.SplitDynamo(s.Current)
-	if f.Sweep != nil {
-		for i := range f.Sweep.Configs {
-			c := &f.Sweep.Configs[i]
-			c.Args, _ = serverctl.SplitDynamo(c.Args)
+	if c.Sweep != nil {
+		for i := range c.Sweep.Configs {
+			config := &c.Sweep.Configs[i]
+			config.Args, _ = serverctl.SplitDynamo(config.Args)
 		}
 	}
 }

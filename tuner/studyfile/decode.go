@@ -11,7 +11,6 @@ import (
 	"github.com/goccy/go-yaml/ast"
 
 	"vllmtuner/trial"
-	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
 )
 
@@ -29,7 +28,7 @@ func Parse(name string, text []byte) (*File, error) {
 		known := d.keysOf(f)
 		d.mapping(known)("", root)
 		d.missing(sortedKeys(known))
-		d.check(f)
+		checker{d, f}.check()
 	}
 	if err := d.err(); err != nil {
 		return nil, err
@@ -179,61 +178,36 @@ func (d *decoder) env(s *Server) reader {
 	}
 }
 
-var (
-	latencyKey = regexp.MustCompile(`^(ttft|tpot|itl|e2e)_p([0-9]{1,3}(?:\.[0-9]{1,6})?)$`)
-	vllmKey    = regexp.MustCompile(`^p([0-9.]+)_(ttft|tpot|itl|e2e)l?(_ms)?$`)
-)
-
 // slo reads the limits on percentiles of latencies, and on the share of failed requests.
 func (d *decoder) slo(f *File) reader {
 	return func(path string, n ast.Node) {
 		for _, e := range d.entries(path, n) {
 			at := keyPath(path, e.key)
-			if e.key == "error_rate" {
+			if e.key == errorRate {
 				read(d, &f.SLO.MaxErrorRate, fraction)(at, e.value)
 				continue
 			}
-			parts := latencyKey.FindStringSubmatch(e.key)
-			if parts == nil {
-				d.fail(e.at, "unknown key %q under %s; %s", e.key, path, latencyRemedy(e.key))
+			limit, ok := limitNamed(e.key)
+			if !ok {
+				d.fail(e.at, "unknown key %q under %s; %s", e.key, path, limitRemedy(e.key))
 				continue
 			}
-			limit := slo.Limit{Metric: slo.Metric(parts[1])}
-			percentile, err := strconv.ParseFloat(parts[2], 64)
-			if err != nil || percentile <= 0 || percentile >= 100 {
-				d.fail(e.at, "%s: the percentile must be above 0 and below 100; write %s_p99", at, parts[1])
+			if err := checkPercentile(limit); err != nil {
+				d.fail(e.at, "%s: %v", at, err)
 				continue
 			}
-			limit.Percentile = percentile
 			before := len(d.found)
-			read(d, &limit.Max, duration(time.Microsecond, "ms"))(at, e.value)
+			read(d, &limit.Max, latency)(at, e.value)
 			if len(d.found) > before {
 				continue
 			}
-			if slices.ContainsFunc(f.SLO.Limits, func(l slo.Limit) bool { return l.Metric == limit.Metric && l.Percentile == percentile }) {
-				d.fail(e.at, "the limit on %s is given twice; remove one", limit)
+			if err := addLimit(&f.SLO, limit); err != nil {
+				d.fail(e.at, "%v", err)
 				continue
 			}
-			f.SLO.Limits = append(f.SLO.Limits, limit)
 			d.nodes["limit "+limit.String()] = e.value
 		}
 	}
-}
-
-func latencyRemedy(key string) string {
-	if parts := vllmKey.FindStringSubmatch(key); parts != nil {
-		return "write " + parts[2] + "_p" + parts[1]
-	}
-	var known []string
-	for _, metric := range []slo.Metric{slo.TTFT, slo.TPOT, slo.ITL, slo.E2E} {
-		for _, percentile := range []string{"50", "90", "95", "99", "99.9"} {
-			known = append(known, string(metric)+"_p"+percentile)
-		}
-	}
-	if best := space.Nearest(key, append(known, "error_rate")); best != "" {
-		return "did you mean \"" + best + "\"?"
-	}
-	return "write ttft, tpot, itl or e2e with a percentile, such as ttft_p99, or error_rate"
 }
 
 // maxTokens is the limit for numbers of tokens and of requests. It is far above any real context, vocabulary or

@@ -99,64 +99,64 @@ func (d *decoder) configs(s *Sweep) reader {
 }
 
 // checkSweep adds problems for configs that are missing or have wrong flags, and for loads that cannot be measured.
-func (d *decoder) checkSweep(f *File) {
-	s := f.Sweep
+func (c checker) checkSweep() {
+	s := c.Sweep
 	if s == nil {
 		return
 	}
-	rates, streams := d.nodes["sweep.rates"] != nil, d.nodes["sweep.concurrencies"] != nil
+	rates, streams := c.nodes["sweep.rates"] != nil, c.nodes["sweep.concurrencies"] != nil
 	key := "sweep.rates"
 	if streams {
 		key = "sweep.concurrencies"
 	}
 	switch {
-	case len(s.Configs) == 0 && d.nodes["sweep.configs"] == nil:
-		d.failAtKey("sweep", "sweep has no configs; add configs: {default: {}, seqs128: {args: [--max-num-seqs, \"128\"]}}")
+	case len(s.Configs) == 0 && c.nodes["sweep.configs"] == nil:
+		c.failAtKey("sweep", "sweep has no configs; add configs: {default: {}, seqs128: {args: [--max-num-seqs, \"128\"]}}")
 	case len(s.Configs) == 0:
-		d.failAtKey("sweep.configs", "sweep.configs is empty; add default: {}, which is server.args alone")
+		c.failAtKey("sweep.configs", "sweep.configs is empty; add default: {}, which is server.args alone")
 	case len(s.Configs) > maxConfigs:
-		d.failAtKey("sweep.configs", "sweep.configs has %d configs, more than %d; use `tuner run`, which searches among that many", len(s.Configs), maxConfigs)
+		c.failAtKey("sweep.configs", "sweep.configs has %d configs, more than %d; use `tuner run`, which searches among that many", len(s.Configs), maxConfigs)
 	}
 	switch {
 	case rates && streams:
-		d.failAtKey("sweep.concurrencies", "sweep has rates and concurrencies; keep one of them, and move the other to a second file")
+		c.failAtKey("sweep.concurrencies", "sweep has rates and concurrencies; keep one of them, and move the other to a second file")
 	case !rates && !streams:
-		d.failAtKey("sweep", "sweep has no loads; add rates: [0.5, 1, 2], or concurrencies: [1, 2, 4]")
+		c.failAtKey("sweep", "sweep has no loads; add rates: [0.5, 1, 2], or concurrencies: [1, 2, 4]")
 	case rates && len(s.Rates) == 0, streams && len(s.Concurrencies) == 0:
-		d.failAtKey(key, "%s is empty; write numbers in rising order", key)
+		c.failAtKey(key, "%s is empty; write numbers in rising order", key)
 	case len(s.Rates)+len(s.Concurrencies) > maxLoads:
-		d.failAtKey(key, "%s has more than %d loads; use `tuner run`, which finds the highest rate with a few", key, maxLoads)
+		c.failAtKey(key, "%s has more than %d loads; use `tuner run`, which finds the highest rate with a few", key, maxLoads)
 	}
-	if streams && f.Load.Driver == VLLMBench {
-		d.failAtKey("sweep.concurrencies", "driver %s cannot hold a concurrency; write driver: %s, or rates", VLLMBench, TunerBench)
+	if streams && c.Load.Driver == VLLMBench {
+		c.failAtKey("sweep.concurrencies", "driver %s cannot hold a concurrency; write driver: %s, or rates", VLLMBench, TunerBench)
 	}
 	if n := len(s.Concurrencies); n > 0 && s.Requests < 2*s.Concurrencies[n-1] {
 		at := "sweep.requests"
-		if d.nodes[at] == nil {
+		if c.nodes[at] == nil {
 			at = "sweep.concurrencies"
 		}
-		d.failAtKey(at, "%d requests hardly reach a concurrency of %d; write requests: %d, or lower concurrencies",
+		c.failAtKey(at, "%d requests hardly reach a concurrency of %d; write requests: %d, or lower concurrencies",
 			s.Requests, s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
 	}
-	if least, limit := f.SLO.MinRequests(); s.Requests > 0 && s.Requests < least {
-		d.failAtKey("sweep.requests", "a verdict on %s needs %d requests, and a load has only %d; write requests: %d, or take a lower percentile",
+	if least, limit := c.SLO.MinRequests(); s.Requests > 0 && s.Requests < least {
+		c.failAtKey("sweep.requests", "a verdict on %s needs %d requests, and a load has only %d; write requests: %d, or take a lower percentile",
 			limit, least, s.Requests, least)
 	}
-	if s.WarmUp.Requests == 0 && (d.nodes["sweep.warm_up.rate"] != nil || d.nodes["sweep.warm_up.cooldown"] != nil) {
-		d.failAtKey("sweep.warm_up.requests", "sweep.warm_up has a rate or a cooldown but 0 requests; remove them, or write requests: 10")
+	if s.WarmUp.Requests == 0 && (c.nodes["sweep.warm_up.rate"] != nil || c.nodes["sweep.warm_up.cooldown"] != nil) {
+		c.failAtKey("sweep.warm_up.requests", "sweep.warm_up has a rate or a cooldown but 0 requests; remove them, or write requests: 10")
 	}
-	for _, c := range s.Configs {
-		d.checkConfig(f, c)
+	for _, config := range s.Configs {
+		c.checkConfig(config)
 	}
 }
 
 // checkConfig adds a problem for each flag of a config that the user may not set, or that is also in server.args.
-func (d *decoder) checkConfig(f *File, c Config) {
-	at := words("sweep.configs." + c.Name + ".args")
-	given := space.FlagValues(f.Server.Args)
-	for _, flag := range d.checkFlags(f, "sweep.configs."+c.Name+".args", at, c.Args, false) {
+func (c checker) checkConfig(config Config) {
+	at := words("sweep.configs." + config.Name + ".args")
+	given := space.FlagValues(c.Server.Args)
+	for _, flag := range c.checkFlags("sweep.configs."+config.Name+".args", at, config.Args, false) {
 		if _, twice := given[flag.Base()]; twice {
-			d.failAt(at(flag.Index), "--%s is in server.args, which every config gets; remove it in one of the two", flag.Name)
+			c.failAt(at(flag.Index), "--%s is in server.args, which every config gets; remove it in one of the two", flag.Name)
 		}
 	}
 }

@@ -67,13 +67,13 @@ func (d *decoder) notLive(path string, _ ast.Node) {
 
 // checkWorkload adds problems for keys that do not fit the kind of the workload. workload.Open would also find them,
 // but without line and column.
-func (d *decoder) checkWorkload(f *File) {
-	w := &f.Workload
-	if d.nodes["workload"] == nil {
+func (c checker) checkWorkload() {
+	w := &c.Workload
+	if c.nodes["workload"] == nil {
 		return
 	}
-	if d.nodes["workload.kind"] == nil {
-		d.failAt("workload", "workload has no kind; add kind: %s", workload.Or(workload.Kinds))
+	if c.nodes["workload.kind"] == nil {
+		c.failAt("workload", "workload has no kind; add kind: %s", workload.Or(workload.Kinds))
 		return
 	}
 	if !slices.Contains(workload.Kinds, w.Kind) {
@@ -81,19 +81,19 @@ func (d *decoder) checkWorkload(f *File) {
 	}
 	for _, key := range sortedKeys(workload.Settings) {
 		kinds := workload.Settings[key]
-		if at := "workload." + key; d.nodes[at] != nil && !slices.Contains(kinds, w.Kind) {
-			d.failAtKey(at, "%s has no effect on a workload of kind %s; remove it, or write kind: %s", at, w.Kind, workload.Or(kinds))
+		if at := "workload." + key; c.nodes[at] != nil && !slices.Contains(kinds, w.Kind) {
+			c.failAtKey(at, "%s has no effect on a workload of kind %s; remove it, or write kind: %s", at, w.Kind, workload.Or(kinds))
 		}
 	}
 	switch file := slices.Contains(workload.Settings["path"], w.Kind); {
-	case file && d.nodes["workload.path"] == nil:
-		d.failAt("workload.kind", "a workload of kind %s needs the path of its file; add path: data.json", w.Kind)
+	case file && c.nodes["workload.path"] == nil:
+		c.failAt("workload.kind", "a workload of kind %s needs the path of its file; add path: data.json", w.Kind)
 	case w.Endpoint == workload.Chat && !slices.Contains(workload.ChatKinds, w.Kind):
-		d.failAt("workload.endpoint", "a workload of kind %s sends token ids, which chat cannot take; write completions", w.Kind)
-	case w.Kind == "shared-prefix" && d.nodes["workload.hit_percent"] == nil:
-		d.failAt("workload.kind", "a workload of kind shared-prefix needs the shared part of each prompt; add hit_percent: 50")
+		c.failAt("workload.endpoint", "a workload of kind %s sends token ids, which chat cannot take; write completions", w.Kind)
+	case w.Kind == "shared-prefix" && c.nodes["workload.hit_percent"] == nil:
+		c.failAt("workload.kind", "a workload of kind shared-prefix needs the shared part of each prompt; add hit_percent: 50")
 	case !file && w.Kind != "phase1" && slices.Contains(workload.Settings["repeat"], w.Kind) && w.Repeat != "" && w.Requests == 0:
-		d.failAtKey("workload.repeat", "a workload of kind %s is endless, so repeat has no effect; remove repeat, or add requests: 1000", w.Kind)
+		c.failAtKey("workload.repeat", "a workload of kind %s is endless, so repeat has no effect; remove repeat, or add requests: 1000", w.Kind)
 	}
 }
 
