@@ -150,7 +150,7 @@ T
 		t.Errorf("the table is\n%s\nwant\n%s", got, want)
 	}
 	for line := range strings.Lines(got) {
-		if line = strings.TrimSuffix(line, "\n"); Width(line) > DefaultWidth || strings.HasSuffix(line, " ") {
+		if line = strings.TrimSuffix(line, "\n"); Width(line) > defaultWidth || strings.HasSuffix(line, " ") {
 			t.Errorf("a line is too long or ends with blanks: %q", line)
 		}
 	}

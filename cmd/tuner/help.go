@@ -4,7 +4,6 @@ import (
 	"io"
 	"regexp"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 
@@ -17,14 +16,17 @@ func init() { cli.HelpPrinter = printHelp }
 // lastColumn matches everything before the last column of a line of help.
 var lastColumn = regexp.MustCompile(`^ *(\S.*  +)?`)
 
-// printHelp prints a help text within 80 columns.
+// minHelp is the smallest number of columns in which a description is broken into lines.
+const minHelp = 20
+
+// printHelp prints a help text within the width of the terminal.
 func printHelp(w io.Writer, template string, data any) {
+	width := render.Columns(w)
 	var text strings.Builder
 	cli.HelpPrinterCustom(&text, template, data, nil)
 	for line := range strings.Lines(text.String()) {
-		if utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > 80 {
-			head := lastColumn.FindString(line)
-			line = render.Hang(head, line[len(head):], strings.Repeat(" ", len(head)), render.DefaultWidth)
+		if head := lastColumn.FindString(line); render.Width(strings.TrimSuffix(line, "\n")) > width && width-len(head) >= minHelp {
+			line = render.Hang(head, line[len(head):], strings.Repeat(" ", len(head)), width)
 		}
 		_, _ = io.WriteString(w, line) // the library's printer returns no error either
 	}

@@ -67,9 +67,9 @@ func failing(v slo.Verdict) string {
 	return ""
 }
 
-// text returns the answer as a text for people.
-func (a Answer) text() string {
-	var t render.Text
+// text returns the answer as a text for people, in lines of at most width columns.
+func (a Answer) text(width int) string {
+	t := render.Text{Width: width}
 	c := a.Capacity
 	switch {
 	case c.Bound == capacity.AtMost:

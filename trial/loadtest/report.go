@@ -122,7 +122,7 @@ func (o *Report) document(v any) error {
 // Finish ends the report. Below a table it names the highest load that kept the SLO.
 func (o *Report) Finish(steps []capacity.Step) error {
 	if o.table() && o.Bench.SLO != nil && o.Format == FormatText {
-		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].Streams > 0), "  ", render.DefaultWidth)); err != nil {
+		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].Streams > 0), "  ", render.Columns(o.Out))); err != nil {
 			return err
 		}
 	}
@@ -163,7 +163,7 @@ func (o *Report) capacity(a Answer) error {
 	if o.Format == FormatText {
 		people = o.Out
 	}
-	if _, err := io.WriteString(people, a.text()); err != nil {
+	if _, err := io.WriteString(people, a.text(render.Columns(people))); err != nil {
 		return err
 	}
 	if !a.Met && a.Capacity.Limited != "" {

@@ -80,7 +80,7 @@ func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 
 // say writes a note, with line breaks between words.
 func (b *Bench) say(text string) {
-	fmt.Fprint(b.Notes, render.Paragraph(text, "  ", render.DefaultWidth))
+	fmt.Fprint(b.Notes, render.Paragraph(text, "  ", render.Columns(b.Notes)))
 }
 
 // maxPriming is the fraction of the budget that may be spent before the first run.

@@ -23,9 +23,9 @@ func (p *Plan) CacheText() string {
 	return fmt.Sprintf("%s: the prefix cache is %s; it holds %s of a window's prompt tokens", protocol, state, found)
 }
 
-// Text returns a description of the study with an estimate of its time.
-func (p *Plan) Text() string {
-	var t render.Text
+// Text returns a description of the study with an estimate of its time, in lines of at most width columns.
+func (p *Plan) Text(width int) string {
+	t := render.Text{Width: width}
 	f := p.File
 	probe := f.Probe.LeadIn + p.Window()
 	each, probes := TypicalStart+TypicalProbes*probe, "in full"
