@@ -165,3 +165,44 @@ func TestBytes(t *testing.T) {
 		}
 	}
 }
+
+// A table may have heads above heads, texts below rows, an indent, and cells of several lines.
+func TestTableParts(t *testing.T) {
+	table := Table{
+		Columns: []Column{
+			{Head: "name", Alone: true, Min: 6}, {Head: "p50", Group: "TTFT ms", Right: true}, {Head: "p99", Group: "TTFT ms", Right: true, Least: 5},
+			{Right: true}, {Head: "flags", Wraps: true, Min: 8},
+		},
+		Rows:   [][]string{{"short", "1", "20", "", "a=1 b=2 c=3"}, {"a long name", "3", "4", "", "a=1"}},
+		Under:  []string{"it was late in each of its runs"},
+		Indent: 1,
+	}
+	for _, c := range []struct {
+		width int
+		want  string
+	}{
+		{80, `
+                 TTFT ms
+ name         p50    p99  flags
+ short          1     20  a=1 b=2 c=3
+     it was late in each of its runs
+ a long name    3      4  a=1`},
+		{29, `
+            TTFT ms
+ name    p50    p99  flags
+ short     1     20  a=1 b=2
+                     c=3
+     it was late in each of
+       its runs
+ a long name
+           3      4  a=1`},
+	} {
+		if got := "\n" + strings.Join(table.Lines(c.width), "\n"); got != c.want {
+			t.Errorf("in %d columns it is%s\nwant%s", c.width, got, c.want)
+		}
+	}
+	rows := Table{Columns: []Column{{Least: 4}, {}}, Rows: [][]string{{"a", "b"}}}
+	if got := rows.Lines(80); len(got) != 1 || got[0] != "a     b" {
+		t.Errorf("a table without heads is %q", got)
+	}
+}
