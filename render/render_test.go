@@ -10,6 +10,8 @@ func TestFigures(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{Count(0, "probe"), "0 probes"}, {Count(1, "probe"), "1 probe"}, {Count(2, "study"), "2 studies"}, {Count(3, "process"), "3 processes"},
 		{Done(12, 30, "trial"), "12 of 30 trials done"}, {Done(0, 1, "trial"), "0 of 1 trial done"}, {Done(1, 0, "trial"), "1 trial done"},
+		{Of(1, 40, "request"), "1 of 40 requests"}, {Of(0, 1, "request"), "0 of 1 request"}, {All(3, "row"), "all 3 rows"}, {All(1, "row"), "the only row"},
+		{Are(1, "request"), "1 request is"}, {Are(0, "request"), "0 requests are"},
 		{Share(0.43), "43 %"}, {Share(0.0126), "1.3 %"}, {Share(0.0001), "< 0.1 %"}, {Percent(0.04), "+4 %"}, {Percent(-0.001), "0 %"}, {Percent(0.001), "0 %"}, {Percent(-0.126), "-13 %"},
 		{Span(0), "0 s"}, {Span(59600 * time.Millisecond), "1 min"}, {Span(130 * time.Second), "2 min 10 s"}, {Span(10*time.Minute + 20*time.Second), "10 min"},
 		{Span(59*time.Minute + 40*time.Second), "1 h 00 min"}, {Span(123 * time.Minute), "2 h 03 min"},

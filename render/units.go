@@ -29,8 +29,26 @@ func Done(n, all int, thing string) string {
 	if all <= 0 {
 		return Count(n, thing) + " done"
 	}
-	things := strings.TrimPrefix(Count(all, thing), fmt.Sprint(all))
-	return fmt.Sprintf("%d of %d%s done", n, all, things)
+	return Of(n, all, thing) + " done"
+}
+
+// Of writes some of a number of things: "3 of 12 requests", "1 of 1 request".
+func Of(n, all int, thing string) string { return fmt.Sprintf("%d of %s", n, Count(all, thing)) }
+
+// All writes all of a number of things: "all 12 requests", or "the only request".
+func All(n int, thing string) string {
+	if n == 1 {
+		return "the only " + thing
+	}
+	return "all " + Count(n, thing)
+}
+
+// Are writes a number of things with the verb: "1 request is", "2 requests are".
+func Are(n int, thing string) string {
+	if n == 1 {
+		return Count(n, thing) + " is"
+	}
+	return Count(n, thing) + " are"
 }
 
 // Percent writes a relative difference with its sign, such as "+4 %" for 0.04.

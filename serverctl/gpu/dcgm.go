@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/exposition"
 )
 
@@ -74,7 +75,7 @@ func (d *DCGM) page(ctx context.Context) (string, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxMetrics+1))
 	if err == nil && len(text) > maxMetrics {
-		err = fmt.Errorf("%s answers more than %d MiB", address.Redacted(), maxMetrics>>20)
+		err = fmt.Errorf("%s answers more than %s", address.Redacted(), render.Bytes(maxMetrics))
 	}
 	return string(text), err
 }

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // queryLimit is the default time limit for an answer. A healthy nvidia-smi answers in 30 ms to 2 s. It is slowest when
@@ -127,7 +129,7 @@ func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr str
 		return "", "", n.abandon(ctx, c)
 	}
 	if out.full || complaints.full {
-		return "", "", n.failure(fmt.Sprintf("more output than any valid answer: over %d MiB, so the tuner ended it", maxOutput>>20),
+		return "", "", n.failure(fmt.Sprintf("more output than any valid answer: over %s, so the tuner ended it", render.Bytes(maxOutput)),
 			"check that it is NVIDIA's own nvidia-smi")
 	}
 	stdout, stderr = out.buf.String(), complaints.buf.String()

@@ -61,7 +61,7 @@ func failing(v slo.Verdict) string {
 	tooMany := slices.Contains(v.Broken(), "errors")
 	for _, c := range v.Checks {
 		if c.Failed > c.Allowed || tooMany && c.Failed > 0 {
-			return fmt.Sprintf("%d of %d requests failed", c.Failed, c.N)
+			return fmt.Sprintf("%s failed", render.Of(c.Failed, c.N, "request"))
 		}
 	}
 	return ""

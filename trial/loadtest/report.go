@@ -80,7 +80,7 @@ func (o *Report) openFile(write func(*os.File) error) error {
 func (o *Report) add(r Result) error {
 	o.rows++
 	if r.Measurement.Completed == 0 {
-		o.failed = append(o.failed, fmt.Sprintf("%s: all %d requests failed: %s", r.Run, r.Measurement.Requests, failuresText(r.Measurement)))
+		o.failed = append(o.failed, fmt.Sprintf("%s: %s failed: %s", r.Run, render.All(r.Measurement.Requests, "request"), failuresText(r.Measurement)))
 	}
 	if r.Measurement.Void != "" {
 		o.failed = append(o.failed, fmt.Sprintf("%s is void: %s", r.Run, r.Measurement.Void))
@@ -148,7 +148,7 @@ func keptAny(steps []capacity.Step) error {
 		}
 	}
 	if limited > 0 {
-		return fmt.Errorf("%w: the load generator's delay decided %d of %d verdicts; %s", ErrNoRunKept, limited, len(steps), MoreCores)
+		return fmt.Errorf("%w: the load generator's delay decided %s; %s", ErrNoRunKept, render.Of(limited, len(steps), "verdict"), MoreCores)
 	}
 	return ErrNoRunKept
 }

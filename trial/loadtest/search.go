@@ -102,7 +102,7 @@ func (b *Bench) prime(ctx context.Context) error {
 	r, err := b.measure(ctx, Run{Level: trial.Level{Rate: s.Hint}, primes: true, planned: n, schedule: pass.Schedule()}, nil)
 	s.primed = r.took
 	if err == nil && r.Measurement.Failed > 0 {
-		fmt.Fprintf(b.Notes, "%d of %d requests that were sent before the first run failed\n", r.Measurement.Failed, r.Measurement.Requests)
+		fmt.Fprintf(b.Notes, "before the first run, %s failed\n", render.Of(r.Measurement.Failed, r.Measurement.Requests, "request"))
 	}
 	return err
 }

@@ -86,7 +86,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 	t.Item("workload", "%s, seed %d: the same requests in the same order at each load, all of them counted", s.Workload, s.Seed)
 	warm := "no warm-up"
 	if s.Plan.WarmUp > 0 {
-		warm = fmt.Sprintf("warm-up %d requests at %g req/s and %s", s.Plan.WarmUp, s.Plan.WarmUpRate, s.Plan.WarmUpCooldown)
+		warm = fmt.Sprintf("warm-up %s at %g req/s and %s", render.Count(s.Plan.WarmUp, "request"), s.Plan.WarmUpRate, s.Plan.WarmUpCooldown)
 	}
 	cache := "carried from load to load"
 	if s.Cache == trial.Reset {

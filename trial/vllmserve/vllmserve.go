@@ -22,6 +22,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -122,7 +123,7 @@ func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arriv
 		return nil, fmt.Errorf("read the result of %s: %w", l, err)
 	}
 	if len(result.Samples) != len(arrivals) {
-		return nil, fmt.Errorf("%s wrote a result of %d requests, want %d", l, len(result.Samples), len(arrivals))
+		return nil, fmt.Errorf("%s wrote a result of %s, want %d", l, render.Count(len(result.Samples), "request"), len(arrivals))
 	}
 	complete(result.Samples, arrivals)
 	return result.Samples, nil
@@ -175,7 +176,7 @@ func complete(samples []bench.Sample, arrivals []workload.Arrival) {
 		s.First += offset
 		s.Last += offset
 		if s.OutputTokens != s.WantTokens {
-			s.Failure, s.Detail = bench.WrongLength, fmt.Sprintf("%d tokens were generated, but %d were requested", s.OutputTokens, s.WantTokens)
+			s.Failure, s.Detail = bench.WrongLength, fmt.Sprintf("the server generated %s instead of %d", render.Count(s.OutputTokens, "token"), s.WantTokens)
 		}
 	}
 }

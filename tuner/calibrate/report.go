@@ -27,7 +27,7 @@ func (r *Result) WriteText(w io.Writer) error {
 
 // writeUse writes which trials and probes were used, and how the fit went.
 func (r *Result) writeUse(b *render.Text) {
-	text := fmt.Sprintf("%s, %d of %d trials; from %s", r.Study, r.UsedTrials, r.Trials, r.From)
+	text := fmt.Sprintf("%s, %s; from %s", r.Study, render.Of(r.UsedTrials, r.Trials, "trial"), r.From)
 	if r.Simulated {
 		text += ". The study measured a simulated server, so the profile describes a simulation and no GPU"
 	}
@@ -41,13 +41,13 @@ func (r *Result) writeUse(b *render.Text) {
 		b.Item("", "%s", render.Count(left.N, "trial")+" left out: "+left.Why)
 	}
 	if r.Memory.N > 0 {
-		text = fmt.Sprintf("of %d starts, %d of them refused: error %.3f GiB, before %.3g (root mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)
+		text = fmt.Sprintf("of %s, %d of them refused: error %.3f GiB, before %.3g (root mean square)", render.Count(r.Memory.N, "start"), r.Memory.Refused, r.Memory.After, r.Memory.Before)
 		b.Item("KV cache", "%s", text)
 	}
 	if r.HitRate >= 0 {
 		b.Item("hit rate", "of the prefix cache: median error %.1f points; not fitted", 100*r.HitRate)
 	}
-	text = fmt.Sprintf("%d replays of all probes in %s", r.Replays, r.Took.Round(100*time.Millisecond))
+	text = fmt.Sprintf("%s of all probes in %s", render.Count(r.Replays, "replay"), r.Took.Round(100*time.Millisecond))
 	switch {
 	case r.TimeUp:
 		text += "; ended by the time limit: a longer --time-limit may reduce the errors"

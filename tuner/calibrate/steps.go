@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"vllmtuner/bench"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 )
@@ -105,7 +106,7 @@ func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*ca
 	}
 	c.result.Converged = f.converged && !c.result.TimeUp
 	fitted, heldOut := rows(chosen, false), rows(chosen, true)
-	c.record(p, f, "fit", fmt.Sprintf("fit to %d probes of %d trials", c.result.Fitted, len(chosen)), "the probes")
+	c.record(p, f, "fit", fmt.Sprintf("fit to %s of %s", render.Count(c.result.Fitted, "probe"), render.Count(len(chosen), "trial")), "the probes")
 	after, afterErrs, err := c.predict(ctx, quiet(p), chosen)
 	if err != nil {
 		return err
@@ -124,8 +125,8 @@ func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*ca
 // tooShort returns an *InputError that suggests a longer time limit.
 func (c *calibration) tooShort(replay time.Duration) error {
 	wanted := max(time.Second, 2*replay*time.Duration(c.planned)).Round(time.Second)
-	return refuse("the time limit of %s is too short for a fit to %d probes: one replay of them takes %s; give --time-limit %s",
-		c.Limit, c.result.Fitted+c.result.HeldOut, replay.Round(time.Millisecond), wanted)
+	return refuse("the time limit of %s is too short for a fit to %s: one replay of them takes %s; give --time-limit %s",
+		c.Limit, render.Count(c.result.Fitted+c.result.HeldOut, "probe"), replay.Round(time.Millisecond), wanted)
 }
 
 // limited calls do with a context that ends after the given part of the time limit. If the time is up, limited returns

@@ -99,9 +99,9 @@ func (p *Plan) checkBudget() error {
 		return nil
 	}
 	least, limit := f.SLO.MinRequests()
-	return fmt.Errorf("%s: budget.gpu_time %s is less than one probe takes: %s for %d requests (a verdict on %s takes %d), and a trial has about %d probes; "+
+	return fmt.Errorf("%s: budget.gpu_time %s is less than one probe takes: %s for %s (a verdict on %s takes %d), and a trial has about %d probes; "+
 		"raise it, lower probe.min_requests or probe.seconds, or choose a lower percentile",
-		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), p.Requests(), limit, least, TypicalProbes)
+		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), render.Count(p.Requests(), "request"), limit, least, TypicalProbes)
 }
 
 // checkLegal returns an error if no point keeps the constraints.
@@ -146,7 +146,7 @@ func (p *Plan) checkRequests(say Say) error {
 		return inputf("%s: workload: %w", p.File.Path, err)
 	}
 	if workload.Repeats(p.Source, need) > 0 {
-		say("repeats", "the workload has %d requests, but a probe sends %d: they repeat and hit the prefix cache (repeat: salt makes them miss it)", p.Source.Len(), need)
+		say("repeats", "the workload has %s, but a probe sends %d: they repeat and hit the prefix cache (repeat: salt makes them miss it)", render.Count(p.Source.Len(), "request"), need)
 	}
 	return nil
 }
@@ -187,7 +187,7 @@ func (p *Plan) CheckFlags(ctx context.Context, say Say, askServer bool) error {
 	}
 	flags, _ := space.Flags(args) // no error: studyfile has already parsed these args
 	own := lo.UniqBy(flags, func(f space.Flag) string { return f.Name })
-	say("server", "%s knows all %d flags of the study (it has %d flags)", command, len(own), len(accepted))
+	say("server", "%s knows %s of the study (it has %s)", command, render.All(len(own), "flag"), render.Count(len(accepted), "flag"))
 	return nil
 }
 

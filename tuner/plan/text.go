@@ -48,8 +48,8 @@ func (p *Plan) Text(width int) string {
 	if precision := f.Probe.Precision; precision > 0 {
 		longest := TypicalStart + time.Duration(f.Probe.MaxProbes)*probe
 		t.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), "+
-			"for at most %d probes, about %s; the estimate above does not include this",
-			100*precision, f.Probe.MaxProbes, render.Span(longest)), "  ")
+			"for at most %s, about %s; the estimate above does not include this",
+			100*precision, render.Count(f.Probe.MaxProbes, "probe"), render.Span(longest)), "  ")
 	}
 	return t.String()
 }

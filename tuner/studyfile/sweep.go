@@ -7,6 +7,7 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
+	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
@@ -135,8 +136,8 @@ func (d *decoder) checkSweep(f *File) {
 		if d.nodes[at] == nil {
 			at = "sweep.concurrencies"
 		}
-		d.failAtKey(at, "%d requests hardly reach a concurrency of %d; write requests: %d, or lower concurrencies",
-			s.Requests, s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
+		d.failAtKey(at, "a load of %s hardly reaches a concurrency of %d; write requests: %d, or lower concurrencies",
+			render.Count(s.Requests, "request"), s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
 	}
 	if least, limit := f.SLO.MinRequests(); s.Requests > 0 && s.Requests < least {
 		d.failAtKey("sweep.requests", "a verdict on %s needs %d requests, and a load has only %d; write requests: %d, or take a lower percentile",
