@@ -91,6 +91,20 @@ func Span(d time.Duration) string {
 	}
 }
 
+// Took writes a duration that may be short, and from 10 s on as Span does: "710 µs", "2.3 ms", "4.2 s", "2 min 10 s".
+func Took(d time.Duration) string {
+	switch ms := InMilliseconds(d); {
+	case d == 0 || ms >= 9950:
+		return Span(d)
+	case ms >= 999.5:
+		return Digits(d.Seconds(), 2) + " s"
+	case ms >= 0.9995:
+		return Digits(ms, 2) + " ms"
+	default:
+		return Digits(1000*ms, 2) + " µs"
+	}
+}
+
 // Left writes the remaining time, such as "about 6 min left"; "" if it is below a second or not known.
 func Left(d time.Duration) string {
 	if d < time.Second {

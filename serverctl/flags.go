@@ -41,7 +41,7 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, helpLimit, fmt.Errorf("it did not end within %v", helpLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, helpLimit, fmt.Errorf("it did not end within %s", render.Took(helpLimit)))
 	defer cancel()
 	text := &capped{limit: maxHelp}
 	argv := slices.Concat([]string{program}, command[1:], []string{"--help=all"})

@@ -275,7 +275,7 @@ func slow(commit time.Duration) []string {
 		return nil
 	}
 	return []string{fmt.Sprintf("a small write takes %s, and at most %s on a healthy disk: each probe waits for several; "+
-		"check the disk, or the network to it", commit.Round(time.Millisecond), slowCommit)}
+		"check the disk, or the network to it", render.Took(commit), render.Took(slowCommit))}
 }
 
 // checkWrite writes 16 KiB to the disk five times and returns the median time. It finds a full or read-only disk

@@ -131,7 +131,7 @@ func TestSlowDisk(t *testing.T) {
 	if got := slow(200 * time.Millisecond); got != nil {
 		t.Errorf("slow = %q for a fast write, want none", got)
 	}
-	if got := slow(312 * time.Millisecond); len(got) != 1 || !strings.Contains(got[0], "a small write takes 312ms") || !strings.Contains(got[0], "at most 200ms") {
+	if got := slow(312 * time.Millisecond); len(got) != 1 || !strings.Contains(got[0], "a small write takes 310 ms") || !strings.Contains(got[0], "at most 200 ms") {
 		t.Errorf("slow = %q", got)
 	}
 }

@@ -181,7 +181,7 @@ func (s sweepRun) pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil
 	}
-	s.task.progress("cooling down for %s", d)
+	s.task.progress("cooling down for %s", render.Took(d))
 	s.result.GPUTime += d
 	if s.Pause != nil {
 		return s.Pause(ctx, d)

@@ -6,7 +6,6 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -95,5 +94,5 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 
 // diskText describes a study's disk: type, commit time and owners.
 func diskText(d studies.Disk) string {
-	return fmt.Sprintf("%s, a write takes %s; %s", d.Mount.Type, d.Commit.Round(10*time.Microsecond), d.Owners())
+	return fmt.Sprintf("%s, a write takes %s; %s", d.Mount.Type, render.Took(d.Commit), d.Owners())
 }

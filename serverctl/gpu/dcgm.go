@@ -42,7 +42,7 @@ func (d *DCGM) Query(ctx context.Context) (Reading, error) {
 	}
 	switch cause := context.Cause(ctx); {
 	case cause == errTimeout:
-		err = fmt.Errorf("no answer within %v", limit)
+		err = fmt.Errorf("no answer within %s", render.Took(limit))
 	case cause != nil:
 		return Reading{}, fmt.Errorf("query the DCGM exporter: %w", cause)
 	}

@@ -161,7 +161,7 @@ func (n *NvidiaSMI) abandon(ctx context.Context, c *child) error {
 	if cause := context.Cause(ctx); cause != errTimeout {
 		return fmt.Errorf("query %s: %w", n.program(), cause)
 	}
-	return n.failure(fmt.Sprintf("no answer within %v, so the tuner ended it", n.limit()),
+	return n.failure(fmt.Sprintf("no answer within %s, so the tuner ended it", render.Took(n.limit())),
 		"the driver may hang: look for NVRM and Xid in the node's kernel log (dmesg)")
 }
 

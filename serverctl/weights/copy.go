@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"vllmtuner/render"
 )
 
 const (
@@ -417,7 +419,7 @@ func (c copier) wait(ctx context.Context, f *os.File) error {
 		}
 		if time.Since(moved) > c.stall {
 			return fmt.Errorf("another tuner has held %s for %s without progress: %s; end it, or choose another folder",
-				f.Name(), c.stall, strings.TrimSpace(string(said)))
+				f.Name(), render.Took(c.stall), strings.TrimSpace(string(said)))
 		}
 		select {
 		case <-ctx.Done():

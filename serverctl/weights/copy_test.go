@@ -277,7 +277,7 @@ func TestACopyThatStandsStillIsNotWaitedFor(t *testing.T) {
 	to := t.TempDir()
 	child := copying(t, model, to)
 	_, _, err := copier{stall: 300 * time.Millisecond, free: freeBytes}.copy(t.Context(), model, to, nil)
-	wantError(t, err, "another tuner has held "+filepath.Join(to, lockFile)+" for 300ms without progress",
+	wantError(t, err, "another tuner has held "+filepath.Join(to, lockFile)+" for 300 ms without progress",
 		fmt.Sprintf("pid %d on ", child.Process.Pid), "bytes of "+model)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)

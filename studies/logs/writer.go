@@ -8,6 +8,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"vllmtuner/render"
 )
 
 const (
@@ -171,7 +173,7 @@ func (w *Writer) Close() error {
 		case <-w.gone:
 			w.closeErr = w.loss()
 		case <-time.After(w.limits.closing):
-			w.closeErr = fmt.Errorf("log of trial %d: the end of the log was not written to %s within %s", w.trial, w.disk.path(), w.limits.closing)
+			w.closeErr = fmt.Errorf("log of trial %d: the end of the log was not written to %s within %s", w.trial, w.disk.path(), render.Took(w.limits.closing))
 		}
 	})
 	return w.closeErr

@@ -186,7 +186,7 @@ func TestADiskThatHangs(t *testing.T) {
 	if took := time.Since(began); took < hasty.patience || took > 10*hasty.patience { // if each Write waited, they would take 48 times the patience
 		t.Errorf("the writes took %s, want %s, for which one of them waits", took, hasty.patience)
 	}
-	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "the end of the log was not written to ") || !strings.Contains(err.Error(), " within 200ms") {
+	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "the end of the log was not written to ") || !strings.Contains(err.Error(), " within 200 ms") {
 		t.Errorf("Close() = %v, want that the disk has not taken the end", err)
 	}
 

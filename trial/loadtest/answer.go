@@ -141,7 +141,7 @@ func (a Answer) writeFloor(t *render.Text) {
 	case f.InFlight > 0 && f.InFlight < maxAlone:
 		t.Item("", "on average %.2g requests were in flight there: a single request takes this long, and no lower rate will help; raise the limit of %s", f.InFlight, f.Binding)
 	case f.Rate > a.lowest:
-		t.Item("", "begin lower with --rate, or raise --budget, now %s", a.budget)
+		t.Item("", "begin lower with --rate, or raise --budget, now %s", render.Span(a.budget))
 	default:
 		t.Item("", "begin lower with --rate, or raise the limit of %s", f.Binding)
 	}

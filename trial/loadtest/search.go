@@ -67,7 +67,7 @@ func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 	if a.Advice != nil && !a.Advice.Near() {
 		switch takes := b.cost(a.Advice.Rate); {
 		case s.spent()+takes > s.Budget:
-			b.say(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", render.Span(takes), s.Budget))
+			b.say(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", render.Span(takes), render.Span(s.Budget)))
 		default:
 			if _, err := b.probe(ctx, report, a.Advice.Rate, false); err != nil {
 				return b.reportSoFar(report, found, err)

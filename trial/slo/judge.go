@@ -74,7 +74,7 @@ func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now t
 		}
 	}
 	if !fromDue && p99 > render.InMilliseconds(maxLag) {
-		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, maxLag)
+		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, render.Took(maxLag))
 	}
 	return ""
 }

@@ -86,13 +86,13 @@ func (s *Sweep) writeHead(t *render.Text) {
 	t.Item("workload", "%s, seed %d: the same requests in the same order at each load, all of them counted", s.Workload, s.Seed)
 	warm := "no warm-up"
 	if s.Plan.WarmUp > 0 {
-		warm = fmt.Sprintf("warm-up %s at %g req/s and %s", render.Count(s.Plan.WarmUp, "request"), s.Plan.WarmUpRate, s.Plan.WarmUpCooldown)
+		warm = fmt.Sprintf("warm-up %s at %g req/s and %s", render.Count(s.Plan.WarmUp, "request"), s.Plan.WarmUpRate, render.Took(s.Plan.WarmUpCooldown))
 	}
 	cache := "carried from load to load"
 	if s.Cache == trial.Reset {
 		cache = "emptied before each load"
 	}
-	t.Item("cache", "%s; %s, then %s between loads", cache, warm, s.Plan.Cooldown)
+	t.Item("cache", "%s; %s, then %s between loads", cache, warm, render.Took(s.Plan.Cooldown))
 	t.Item("SLO", "%s", s.SLO)
 }
 

@@ -187,7 +187,7 @@ func neverFinished(arrivals []workload.Arrival, after time.Duration) []bench.Sam
 	for i, a := range arrivals {
 		samples[i] = bench.Sample{
 			Phase: a.Phase, Index: a.Index, Due: a.Due, Sent: a.Due, End: a.Due + after, WantTokens: a.Request.OutputTokens, Conversation: -1,
-			Failure: bench.NeverFinished, Detail: fmt.Sprintf("vllm bench serve had not ended after %s", after.Round(time.Second)),
+			Failure: bench.NeverFinished, Detail: fmt.Sprintf("vllm bench serve had not ended after %s", render.Took(after)),
 		}
 	}
 	return samples

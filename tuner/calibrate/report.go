@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"strings"
-	"time"
 
 	"vllmtuner/render"
 )
@@ -47,7 +46,7 @@ func (r *Result) writeUse(b *render.Text) {
 	if r.HitRate >= 0 {
 		b.Item("hit rate", "of the prefix cache: median error %.1f points; not fitted", 100*r.HitRate)
 	}
-	text = fmt.Sprintf("%s of all probes in %s", render.Count(r.Replays, "replay"), r.Took.Round(100*time.Millisecond))
+	text = fmt.Sprintf("%s of all probes in %s", render.Count(r.Replays, "replay"), render.Took(r.Took))
 	switch {
 	case r.TimeUp:
 		text += "; ended by the time limit: a longer --time-limit may reduce the errors"

@@ -126,7 +126,7 @@ func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*ca
 func (c *calibration) tooShort(replay time.Duration) error {
 	wanted := max(time.Second, 2*replay*time.Duration(c.planned)).Round(time.Second)
 	return refuse("the time limit of %s is too short for a fit to %s: one replay of them takes %s; give --time-limit %s",
-		c.Limit, render.Count(c.result.Fitted+c.result.HeldOut, "probe"), replay.Round(time.Millisecond), wanted)
+		render.Took(c.Limit), render.Count(c.result.Fitted+c.result.HeldOut, "probe"), render.Took(replay), wanted)
 }
 
 // limited calls do with a context that ends after the given part of the time limit. If the time is up, limited returns
