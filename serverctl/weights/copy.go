@@ -357,7 +357,7 @@ func (c copier) checkFree(dir string, bytes int64) error {
 	if free >= bytes+spare {
 		return nil
 	}
-	err = fmt.Errorf("the copy takes %s and must leave %s free, but only %s are free", sizeText(bytes), sizeText(spare), sizeText(free))
+	err = fmt.Errorf("the copy takes %s and must leave %s free, but only %s are free", render.Bytes(bytes), render.Bytes(spare), render.Bytes(free))
 	entries, readErr := os.ReadDir(dir)
 	if readErr != nil {
 		return errors.Join(err, readErr)
