@@ -7,6 +7,8 @@ import (
 	"io"
 	"strings"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // An answer reads the event stream of one request (server-sent events, html.spec.whatwg.org, 9.2). The bytes may come
@@ -99,9 +101,9 @@ func (a *answer) judge() {
 	case a.usage == nil:
 		a.fail(NoUsage, "the stream had no usage chunk: the server ignores stream_options.include_usage")
 	case a.first == 0:
-		a.fail(NoTokens, "the server counted %d tokens, but no chunk carried any", a.usage.CompletionTokens)
+		a.fail(NoTokens, "the server counted %s, but no chunk carried any", render.Count(a.usage.CompletionTokens, "token"))
 	case a.usage.CompletionTokens != a.want && !a.natural:
-		a.fail(WrongLength, "the server generated %d tokens instead of %d", a.usage.CompletionTokens, a.want)
+		a.fail(WrongLength, "the server generated %s instead of %d", render.Count(a.usage.CompletionTokens, "token"), a.want)
 	}
 }
 
@@ -152,7 +154,7 @@ func (a *answer) token(at time.Duration) {
 		a.pieces++
 	}
 	if a.chunks > a.want+spareChunks {
-		a.fail(WrongLength, "the stream goes on after %d chunks, though the request asked for %d tokens", a.chunks, a.want)
+		a.fail(WrongLength, "the stream goes on after %s, though the request asked for %s", render.Count(a.chunks, "chunk"), render.Count(a.want, "token"))
 	}
 	if a.itl {
 		a.gaps = append(a.gaps, at-a.last)

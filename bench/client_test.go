@@ -143,7 +143,7 @@ func TestARunEndsEarly(t *testing.T) {
 		{
 			name: "when a server falls silent, by a failure", elapsed: 61 * time.Second,
 			check: func(t *testing.T, run Run) {
-				if s := run.Samples[1]; s.Failure != TimedOut || s.End != 61*time.Second || s.Detail != "no byte came for 1m0s" {
+				if s := run.Samples[1]; s.Failure != TimedOut || s.End != 61*time.Second || s.Detail != "no byte came for 1 min" {
 					t.Errorf("second sample %+v, want one that timed out after a minute", s)
 				}
 			},

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // readSize is the size of the read buffer. It holds many chunks of tokens. A chunk has about 250 bytes.
@@ -192,7 +194,7 @@ func (c *Client) dialer(base *url.URL) func(ctx context.Context) (*conn, error) 
 
 const dialLimit = 10 * time.Second
 
-var errDialLimit = fmt.Errorf("no connection within %s", dialLimit)
+var errDialLimit = fmt.Errorf("no connection within %s", render.Took(dialLimit))
 
 type dialFunc = func(ctx context.Context, network, address string) (net.Conn, error)
 

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 )
 
 // drainTime is how long the response may go on after [DONE]. After this time the connection is closed and not used
@@ -201,9 +202,9 @@ func (x *exchange) broke(err error) {
 		x.retried = true
 		f.pool.work.Go(func() { f.sendAnew(x) })
 	case x.overdue.Load() == silent:
-		x.fail(TimedOut, fmt.Sprintf("no byte came for %s", f.client.IdleTimeout))
+		x.fail(TimedOut, fmt.Sprintf("no byte came for %s", render.Took(f.client.IdleTimeout)))
 	case x.overdue.Load() == endless:
-		x.fail(NeverFinished, fmt.Sprintf("the answer took more than %s", f.client.RunLimit))
+		x.fail(NeverFinished, fmt.Sprintf("the answer took more than %s", render.Took(f.client.RunLimit)))
 	case f.ctx.Err() != nil:
 		x.withdrawn()
 	case x.reply.status == http.StatusOK:

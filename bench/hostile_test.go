@@ -173,7 +173,7 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 		{"a connection that closes after the head", hangUp(streamed), Reset, "broke during the answer"},
 		{"a body shorter than its length", hangUp("HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n" + token), Reset, "broke during the answer"},
 		{"a connection that closes before the answer", hangUp(""), Reset, "EOF"},
-		{"a token and then silence", say(streamed + chunk), TimedOut, "no byte came for 100ms"},
+		{"a token and then silence", say(streamed + chunk), TimedOut, "no byte came for 100 ms"},
 		{"no [DONE]", say(streamed + chunk + theEnd), Truncated, "without [DONE]"},
 		{"no usage", say(streamed + framed(token+done) + theEnd), NoUsage, "include_usage"},
 		{"no tokens", say(streamed + framed(done) + theEnd), NoTokens, "no token"},

@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 )
 
 // A Trouble is a kind of problem that would make a run useless.
@@ -269,7 +270,7 @@ func (c *Client) unreachable(err error) error {
 		return say("%v: use the host name in the certificate, or turn the check off", err)
 	}
 	if wait, ok := errors.AsType[net.Error](err); errors.Is(err, context.DeadlineExceeded) || ok && wait.Timeout() {
-		return say("no answer came within %s: check for a firewall, or a load balancer without a server", askLimit)
+		return say("no answer came within %s: check for a firewall, or a load balancer without a server", render.Took(askLimit))
 	}
 	if errors.Is(err, syscall.ECONNREFUSED) {
 		return say("the connection was refused, so nothing listens there; check the port, and whether the model is still loading")

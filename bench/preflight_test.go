@@ -86,7 +86,7 @@ func TestPreflightDistinguishesTroubles(t *testing.T) {
 		{"a model without the endpoint", front{models: oneModel}, "tiny", NotOpenAI, "serves the model but not this endpoint"},
 		{"an answer in one piece", front{models: oneModel, stream: `{"choices":[{"text":"ab"}],"usage":{}}`}, "", NotStreaming, "does not stream its answers"},
 		{"no usage", front{models: oneModel, stream: noUsage}, "", NotStreaming, "ignores stream_options.include_usage"},
-		{"lengths are not pinned", front{models: oneModel, stream: three}, "", BadAnswer, "the server generated 1 tokens instead of 2"},
+		{"lengths are not pinned", front{models: oneModel, stream: three}, "", BadAnswer, "the server generated 1 token instead of 2"},
 		{"the request is refused", front{models: oneModel, stream: `{"error":{"message":"no such template"}}`, status: 400}, "", BadAnswer, "400: no such template"},
 	} {
 		server := httptest.NewServer(row.front)

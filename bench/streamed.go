@@ -3,6 +3,8 @@ package bench
 import (
 	"fmt"
 	"time"
+
+	"vllmtuner/render"
 )
 
 const (
@@ -94,13 +96,13 @@ func (v *visibility) void(sendLag Stats) string {
 	switch worst {
 	case inBursts:
 		return fmt.Sprintf("the answers are not streamed token by token but arrive in bursts, so %.0f %% of the times between tokens cannot be seen "+
-			"(an answer of %d tokens came in %d pieces): look for a proxy that buffers, such as nginx without proxy_buffering off", share, s.OutputTokens, s.Pieces)
+			"(an answer of %s came in %s): look for a proxy that buffers, such as nginx without proxy_buffering off", share, render.Count(s.OutputTokens, "token"), render.Count(s.Pieces, "piece"))
 	case overclaimed:
-		return fmt.Sprintf("the server counts more tokens than its answers can hold (usage says %d tokens for an answer with %d bytes of text in %d chunks), "+
-			"so the time per token means nothing: look for a proxy that changes usage or drops chunks", s.OutputTokens, s.TextBytes, s.Chunks)
+		return fmt.Sprintf("the server counts more tokens than its answers can hold (usage says %s for an answer with %s of text in %s), "+
+			"so the time per token means nothing: look for a proxy that changes usage or drops chunks", render.Count(s.OutputTokens, "token"), render.Count(s.TextBytes, "byte"), render.Count(s.Chunks, "chunk"))
 	}
 	return fmt.Sprintf("the answers are not streamed: all tokens of an answer come at once, so %.0f %% of the times between tokens cannot be seen "+
-		"(an answer of %d tokens came in %s): look for a proxy that buffers, such as nginx without proxy_buffering off", share, s.OutputTokens, pieces(s))
+		"(an answer of %s came in %s): look for a proxy that buffers, such as nginx without proxy_buffering off", share, render.Count(s.OutputTokens, "token"), pieces(s))
 }
 
 func pieces(s Sample) string {

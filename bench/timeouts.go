@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // stallLimit is how late a tick may be. If a tick is later, this process itself did not run: it was suspended, swapped
@@ -77,7 +79,7 @@ func (x *exchange) check(c *conn, now time.Duration) {
 		c.close(errAnswerOver)
 	case quiet >= client.IdleTimeout:
 		x.overdue.CompareAndSwap(0, silent)
-		c.close(fmt.Errorf("no byte came for %s", client.IdleTimeout))
+		c.close(fmt.Errorf("no byte came for %s", render.Took(client.IdleTimeout)))
 	case now-x.sample.Sent >= client.RunLimit:
 		x.overdue.CompareAndSwap(0, endless)
 		c.close(errTooLong)

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 )
 
 // errNoTokenize means that the server cannot count tokens. Only vLLM can.
@@ -151,6 +152,6 @@ func tooLong(over []*longRequest, of, maxModelLen int) error {
 		named = append(named, fmt.Sprintf("%d more", more))
 	}
 	return trouble(TooLong, nil,
-		"in %d of %d requests, prompt and answer together are longer than the server's max-model-len of %d tokens: %s; shorten them, or start the server with a larger --max-model-len",
-		len(over), of, maxModelLen, strings.Join(named, ", "))
+		"in %s, prompt and answer together are longer than the server's max-model-len of %d tokens: %s; shorten them, or start the server with a larger --max-model-len",
+		render.Of(len(over), of, "request"), maxModelLen, strings.Join(named, ", "))
 }

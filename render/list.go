@@ -10,12 +10,12 @@ import (
 // A Text collects the lines of a report and writes them at once, so that the caller checks only one error.
 type Text struct {
 	strings.Builder
-	Width     int // columns; 0 means DefaultWidth
+	Width     int // columns, as Columns returns them; 0 means 80
 	NameWidth int // width of the column with the items' names; 0 means 10
 }
 
 // Columns returns how wide the text may be.
-func (t *Text) Columns() int { return cmp.Or(t.Width, DefaultWidth) }
+func (t *Text) Columns() int { return cmp.Or(t.Width, defaultWidth) }
 
 // Line adds a line.
 func (t *Text) Line(format string, args ...any) { fmt.Fprintf(t, format+"\n", args...) }
@@ -32,9 +32,15 @@ func (t *Text) Paragraph(text, margin string) {
 	t.WriteString(Paragraph(text, margin, t.Columns()))
 }
 
-// Table adds a table with a title below an empty line.
+// Table adds a table below an empty line and its title. An empty title is left out.
 func (t *Text) Table(title string, table Table) {
-	t.Line("\n%s\n%s", title, strings.Join(table.Lines(t.Columns()), "\n"))
+	t.Line("")
+	if title != "" {
+		t.Line("%s", title)
+	}
+	for _, line := range table.Lines(t.Columns()) {
+		t.Line("%s", line)
+	}
 }
 
 // Flush writes the collected lines.

@@ -10,9 +10,14 @@ func TestFigures(t *testing.T) {
 	for _, c := range []struct{ got, want string }{
 		{Count(0, "probe"), "0 probes"}, {Count(1, "probe"), "1 probe"}, {Count(2, "study"), "2 studies"}, {Count(3, "process"), "3 processes"},
 		{Done(12, 30, "trial"), "12 of 30 trials done"}, {Done(0, 1, "trial"), "0 of 1 trial done"}, {Done(1, 0, "trial"), "1 trial done"},
+		{Of(1, 40, "request"), "1 of 40 requests"}, {Of(0, 1, "request"), "0 of 1 request"}, {All(3, "row"), "all 3 rows"}, {All(1, "row"), "the only row"},
+		{Are(1, "request"), "1 request is"}, {Are(0, "request"), "0 requests are"},
 		{Share(0.43), "43 %"}, {Share(0.0126), "1.3 %"}, {Share(0.0001), "< 0.1 %"}, {Percent(0.04), "+4 %"}, {Percent(-0.001), "0 %"}, {Percent(0.001), "0 %"}, {Percent(-0.126), "-13 %"},
 		{Span(0), "0 s"}, {Span(59600 * time.Millisecond), "1 min"}, {Span(130 * time.Second), "2 min 10 s"}, {Span(10*time.Minute + 20*time.Second), "10 min"},
 		{Span(59*time.Minute + 40*time.Second), "1 h 00 min"}, {Span(123 * time.Minute), "2 h 03 min"},
+		{Took(0), "0 s"}, {Took(710 * time.Microsecond), "710 µs"}, {Took(2260 * time.Microsecond), "2.3 ms"}, {Took(999600 * time.Nanosecond), "1 ms"},
+		{Took(250 * time.Millisecond), "250 ms"}, {Took(999600 * time.Microsecond), "1 s"}, {Took(4200 * time.Millisecond), "4.2 s"}, {Took(9960 * time.Millisecond), "10 s"},
+		{Took(90 * time.Second), "1 min 30 s"},
 		{Left(900 * time.Millisecond), ""}, {Left(-time.Hour), ""}, {Left(time.Second), "about 1 s left"}, {Left(90 * time.Minute), "about 1 h 30 min left"},
 		{bar(0.5, 8), "████░░░░"}, {bar(2, 3), "███"},
 		{Number(2.7149), "2.71"}, {Number(999.7), "1000"}, {Number(12345), "12345"}, {Number(-1234.5), "-1234"},
@@ -150,7 +155,7 @@ T
 		t.Errorf("the table is\n%s\nwant\n%s", got, want)
 	}
 	for line := range strings.Lines(got) {
-		if line = strings.TrimSuffix(line, "\n"); Width(line) > DefaultWidth || strings.HasSuffix(line, " ") {
+		if line = strings.TrimSuffix(line, "\n"); Width(line) > defaultWidth || strings.HasSuffix(line, " ") {
 			t.Errorf("a line is too long or ends with blanks: %q", line)
 		}
 	}
@@ -163,5 +168,46 @@ func TestBytes(t *testing.T) {
 		if got := Bytes(n); got != want {
 			t.Errorf("Bytes(%d) = %q, want %q", n, got, want)
 		}
+	}
+}
+
+// A table may have heads above heads, texts below rows, an indent, and cells of several lines.
+func TestTableParts(t *testing.T) {
+	table := Table{
+		Columns: []Column{
+			{Head: "name", Alone: true, Min: 6}, {Head: "p50", Group: "TTFT ms", Right: true}, {Head: "p99", Group: "TTFT ms", Right: true, Least: 5},
+			{Right: true}, {Head: "flags", Wraps: true, Min: 8},
+		},
+		Rows:   [][]string{{"short", "1", "20", "", "a=1 b=2 c=3"}, {"a long name", "3", "4", "", "a=1"}},
+		Under:  []string{"it was late in each of its runs"},
+		Indent: 1,
+	}
+	for _, c := range []struct {
+		width int
+		want  string
+	}{
+		{80, `
+                 TTFT ms
+ name         p50    p99  flags
+ short          1     20  a=1 b=2 c=3
+     it was late in each of its runs
+ a long name    3      4  a=1`},
+		{29, `
+            TTFT ms
+ name    p50    p99  flags
+ short     1     20  a=1 b=2
+                     c=3
+     it was late in each of
+       its runs
+ a long name
+           3      4  a=1`},
+	} {
+		if got := "\n" + strings.Join(table.Lines(c.width), "\n"); got != c.want {
+			t.Errorf("in %d columns it is%s\nwant%s", c.width, got, c.want)
+		}
+	}
+	rows := Table{Columns: []Column{{Least: 4}, {}}, Rows: [][]string{{"a", "b"}}}
+	if got := rows.Lines(80); len(got) != 1 || got[0] != "a     b" {
+		t.Errorf("a table without heads is %q", got)
 	}
 }

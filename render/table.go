@@ -1,19 +1,35 @@
 package render
 
-import "strings"
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
 
 // A Column is a column of a Table.
 type Column struct {
 	Head  string
-	Right bool // align the cells on the right
-	Min   int  // smallest width to which cells may be clipped; 0 means that they are never clipped
-	Rank  int  // a table that is too wide drops the column with the highest rank first; 0 means that the column is never dropped
+	Group string // head above the heads of neighbouring columns that have the same one
+	Right bool   // align the cells on the right
+	Min   int    // smallest width to which cells may be clipped or wrapped; 0 means that they never are
+	Rank  int    // a table that is too wide drops the column with the highest rank first; 0 means that the column is never dropped
+	Least int    // smallest width, for rows that are written one by one and must stand below each other
+
+	// Wraps makes cells that are wider than the column go on in lines below, instead of clipping them. Min says how far
+	// the column may shrink.
+	Wraps bool
+	// Alone is for the first column: a cell that is wider than the column gets a line of its own above its row.
+	Alone bool
 }
 
-// A Table fits its cells into the width of a terminal.
+// A Table fits its cells into the width of a terminal. It leaves out a column without any text, and the line of the
+// heads if there is none.
 type Table struct {
 	Columns []Column
 	Rows    [][]string
+	Under   []string // texts below the rows, such as why a row has no figures; "" or a missing text adds nothing
+	Indent  int      // number of blanks before each line
+	Gap     int      // number of blanks between columns; 0 means 2, or 1 for a table that folds, which has many narrow columns
 
 	// Folds makes a table break heads that are longer than their cells. Columns that do not fit follow in another block
 	// below, which repeats the first column. A table without Folds clips cells and drops columns instead.
@@ -34,7 +50,7 @@ func (t *Table) Add(c Column, cells []string) {
 func (t Table) Lines(width int) (lines []string) {
 	shown := make([]int, len(t.Columns)) // width of each column; 0 means dropped
 	for i, c := range t.Columns {
-		shown[i] = 1
+		shown[i] = c.Least
 		for _, piece := range t.headPieces(c) {
 			shown[i] = max(shown[i], Width(strings.TrimSpace(piece)))
 		}
@@ -45,7 +61,7 @@ func (t Table) Lines(width int) (lines []string) {
 	if !t.Folds {
 		t.shrink(shown, width)
 		t.drop(shown, width)
-		return t.block(shown)
+		return t.block(shown, width)
 	}
 	for next := 1; next < len(shown); {
 		block := make([]int, len(shown))
@@ -56,7 +72,7 @@ func (t Table) Lines(width int) (lines []string) {
 		if len(lines) > 0 {
 			lines = append(lines, "")
 		}
-		lines = append(lines, t.block(block)...)
+		lines = append(lines, t.block(block, width)...)
 	}
 	return lines
 }
@@ -87,13 +103,16 @@ func (t Table) drop(shown []int, width int) {
 }
 
 // block returns the heads and the rows of the columns that are shown.
-func (t Table) block(shown []int) (lines []string) {
+func (t Table) block(shown []int, width int) (lines []string) {
 	heads, tallest := make([][]string, len(shown)), 0
 	for i, c := range t.Columns {
-		if shown[i] > 0 {
+		if shown[i] > 0 && c.Head != "" {
 			heads[i] = t.headLines(c, shown[i])
 			tallest = max(tallest, len(heads[i]))
 		}
+	}
+	if line := t.groups(shown); line != "" {
+		lines = append(lines, line)
 	}
 	for n := tallest; n > 0; n-- { // heads of different heights are aligned at the bottom
 		cells := make([]string, len(shown))
@@ -104,8 +123,55 @@ func (t Table) block(shown []int) (lines []string) {
 		}
 		lines = append(lines, t.line(cells, shown))
 	}
-	for _, row := range t.Rows {
-		lines = append(lines, t.line(row, shown))
+	for i, row := range t.Rows {
+		lines = append(lines, t.row(row, shown)...)
+		if i < len(t.Under) && t.Under[i] != "" {
+			margin := blank(t.Indent + 4)
+			lines = append(lines, strings.Split(strings.TrimSuffix(Hang(margin, t.Under[i], margin+"  ", width), "\n"), "\n")...)
+		}
+	}
+	return lines
+}
+
+// groups returns the line with the heads of groups; "" if no column has one.
+func (t Table) groups(shown []int) string {
+	merged := Table{Indent: t.Indent, Gap: t.gap()}
+	var cells []string
+	var widths []int
+	for i, c := range t.Columns {
+		switch n := len(cells) - 1; {
+		case shown[i] == 0:
+		case c.Group != "" && n >= 0 && merged.Columns[n].Group == c.Group:
+			widths[n] += t.gap() + shown[i]
+		default:
+			merged.Columns = append(merged.Columns, c)
+			cells, widths = append(cells, c.Group), append(widths, shown[i])
+		}
+	}
+	return merged.line(cells, widths)
+}
+
+// row returns the lines of one row.
+func (t Table) row(row []string, shown []int) (lines []string) {
+	first := slices.Clone(row)
+	if t.Columns[0].Alone && Width(row[0]) > shown[0] {
+		lines = append(lines, blank(t.Indent)+row[0])
+		first[0] = ""
+	}
+	all := [][]string{first}
+	for i, c := range t.Columns {
+		if !c.Wraps || shown[i] == 0 {
+			continue
+		}
+		for n, part := range Break(row[i], shown[i]) {
+			if n == len(all) {
+				all = append(all, make([]string, len(row)))
+			}
+			all[n][i] = part
+		}
+	}
+	for _, cells := range all {
+		lines = append(lines, t.line(cells, shown))
 	}
 	return lines
 }
@@ -117,7 +183,7 @@ func (t Table) line(cells []string, shown []int) string {
 			all = append(all, pad(Clip(cell, shown[i]), shown[i], t.Columns[i].Right))
 		}
 	}
-	return strings.TrimRight(strings.Join(all, blank(t.gap())), " ")
+	return strings.TrimRight(blank(t.Indent)+strings.Join(all, blank(t.gap())), " ")
 }
 
 // headLines breaks a head into lines of at most width columns.
@@ -144,18 +210,16 @@ func (t Table) headPieces(c Column) []string {
 	return strings.FieldsFunc(breakable.Replace(c.Head), func(r rune) bool { return r == 0 })
 }
 
-// gap returns the number of blanks between columns. It is smaller for a table that folds, which has many narrow
-// columns.
 func (t Table) gap() int {
 	if t.Folds {
-		return 1
+		return cmp.Or(t.Gap, 1)
 	}
-	return 2
+	return cmp.Or(t.Gap, 2)
 }
 
 // sum returns the width of a line, given the widths of its columns.
 func (t Table) sum(shown []int) int {
-	all := -t.gap()
+	all := t.Indent - t.gap()
 	for _, n := range shown {
 		if n > 0 {
 			all += n + t.gap()

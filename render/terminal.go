@@ -11,8 +11,8 @@ import (
 	"golang.org/x/term"
 )
 
-// DefaultWidth is the usual width of a terminal, and the width of text in a pipe.
-const DefaultWidth = 80
+// defaultWidth is the usual width of a terminal, and the width of text in a pipe.
+const defaultWidth = 80
 
 // A Filter removes control characters that come from outside, as foreign.Writer does. This package writes its own
 // control sequences to the writer behind the filter.
@@ -23,7 +23,7 @@ type Filter interface {
 }
 
 // Columns returns how wide a text for w may be. This is the width of w's terminal. Without a terminal it is COLUMNS,
-// and without COLUMNS it is DefaultWidth.
+// and without COLUMNS it is 80. No other function decides on a width; whoever has the writer hands the width down.
 func Columns(w io.Writer) int {
 	if width, _, ok := terminalSize(w); ok {
 		return width
@@ -31,7 +31,7 @@ func Columns(w io.Writer) int {
 	if n, err := strconv.Atoi(os.Getenv("COLUMNS")); err == nil && n > 0 {
 		return n
 	}
-	return DefaultWidth
+	return defaultWidth
 }
 
 // LineColumns returns how wide a line of a log may be. In a pipe lines are never broken, because programs search them.

@@ -29,8 +29,26 @@ func Done(n, all int, thing string) string {
 	if all <= 0 {
 		return Count(n, thing) + " done"
 	}
-	things := strings.TrimPrefix(Count(all, thing), fmt.Sprint(all))
-	return fmt.Sprintf("%d of %d%s done", n, all, things)
+	return Of(n, all, thing) + " done"
+}
+
+// Of writes some of a number of things: "3 of 12 requests", "1 of 1 request".
+func Of(n, all int, thing string) string { return fmt.Sprintf("%d of %s", n, Count(all, thing)) }
+
+// All writes all of a number of things: "all 12 requests", or "the only request".
+func All(n int, thing string) string {
+	if n == 1 {
+		return "the only " + thing
+	}
+	return "all " + Count(n, thing)
+}
+
+// Are writes a number of things with the verb: "1 request is", "2 requests are".
+func Are(n int, thing string) string {
+	if n == 1 {
+		return Count(n, thing) + " is"
+	}
+	return Count(n, thing) + " are"
 }
 
 // Percent writes a relative difference with its sign, such as "+4 %" for 0.04.
@@ -70,6 +88,20 @@ func Span(d time.Duration) string {
 		return fmt.Sprintf("%d min", minutes)
 	default:
 		return fmt.Sprintf("%d h %02d min", minutes/60, minutes%60)
+	}
+}
+
+// Took writes a duration that may be short, and from 10 s on as Span does: "710 µs", "2.3 ms", "4.2 s", "2 min 10 s".
+func Took(d time.Duration) string {
+	switch ms := InMilliseconds(d); {
+	case d == 0 || ms >= 9950:
+		return Span(d)
+	case ms >= 999.5:
+		return Digits(d.Seconds(), 2) + " s"
+	case ms >= 0.9995:
+		return Digits(ms, 2) + " ms"
+	default:
+		return Digits(1000*ms, 2) + " µs"
 	}
 }
 

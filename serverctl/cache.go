@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"net/http"
 	"time"
+
+	"vllmtuner/render"
 )
 
 const (
@@ -34,7 +36,7 @@ func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
 			if err != nil {
 				state = err.Error()
 			}
-			return took, s.failure(Hang, NotDrained, "waited for all requests to end: still %s after %v without load", state, s.config.limits.drain)
+			return took, s.failure(Hang, NotDrained, "waited for all requests to end: still %s after %s without load", state, render.Took(s.config.limits.drain))
 		}
 		if err := s.pause(ctx, drainEvery); err != nil {
 			return time.Since(begin), fmt.Errorf("wait for all requests to end: %w", err)

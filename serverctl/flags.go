@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
 	"vllmtuner/tuner/space"
 )
@@ -40,7 +41,7 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeoutCause(ctx, helpLimit, fmt.Errorf("it did not end within %v", helpLimit))
+	ctx, cancel := context.WithTimeoutCause(ctx, helpLimit, fmt.Errorf("it did not end within %s", render.Took(helpLimit)))
 	defer cancel()
 	text := &capped{limit: maxHelp}
 	argv := slices.Concat([]string{program}, command[1:], []string{"--help=all"})
@@ -58,8 +59,8 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 		return nil, err
 	}
 	if flags = parseHelp(text.buf.String()); len(flags) == 0 || p.State().ExitCode() != 0 {
-		return nil, fmt.Errorf("get the server's flags: %q ended with %s and listed %d flags; %s; run it by hand to see why",
-			asked, p.State(), len(flags), lastSaid(text.buf.String()))
+		return nil, fmt.Errorf("get the server's flags: %q ended with %s and listed %s; %s; run it by hand to see why",
+			asked, p.State(), render.Count(len(flags), "flag"), lastSaid(text.buf.String()))
 	}
 	return flags, nil
 }

@@ -116,7 +116,7 @@ func TestDrainOfABusyServerSaysWhatItWaitedFor(t *testing.T) {
 	s := start(t, c)
 	_, err := s.Drain(t.Context())
 	exit, ok := errors.AsType[*ExitError](err)
-	if !ok || exit.Class != Hang || !strings.Contains(exit.Evidence, "still 3 running and 0 waiting after 300ms") {
+	if !ok || exit.Class != Hang || !strings.Contains(exit.Evidence, "still 3 running and 0 waiting after 300 ms") {
 		t.Errorf("Drain() = %v", err)
 	}
 	s.config.limits.drain = time.Minute

@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -124,7 +125,7 @@ func (s *Server) finishStart(ctx context.Context, begin time.Time) {
 		s.facts.Version = s.version(ctx)
 	}
 	s.facts.Args = s.resolvedArgs(ctx)
-	s.config.progress("ready after %v", s.facts.StartUp.Round(100*time.Millisecond))
+	s.config.progress("ready after %s", render.Took(s.facts.StartUp))
 	s.beginWatch(ctx)
 }
 
@@ -167,9 +168,9 @@ func (s *Server) startTimeout(waiting string) *ExitError {
 	now := s.log.now()
 	// If the weights were still loading, the disk is to blame, not the point.
 	if now.phase == loadingPhase && now.shards > 0 && now.shards < 100 {
-		return s.failure(Infrastructure, SlowDisk, "%d %% of the weights were loaded after %v", now.shards, s.config.StartTimeout)
+		return s.failure(Infrastructure, SlowDisk, "%d %% of the weights were loaded after %s", now.shards, render.Took(s.config.StartTimeout))
 	}
-	e := s.failure(StartTimeout, "", "not ready after %v, still waiting for %s", s.config.StartTimeout, waiting)
+	e := s.failure(StartTimeout, "", "not ready after %s, still waiting for %s", render.Took(s.config.StartTimeout), waiting)
 	if last := now.lastLine(); last != "" {
 		e.Evidence += "; last line: " + last
 	}

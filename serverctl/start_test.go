@@ -158,7 +158,7 @@ func TestAServerThatDoesNotGetReadyIsStopped(t *testing.T) {
 		c.StartTimeout = 2 * time.Second
 		_, err := Start(t.Context(), c)
 		exit, ok := errors.AsType[*ExitError](err)
-		if !ok || exit.Class != StartTimeout || !strings.Contains(exit.Evidence, "not ready after 2s, still waiting for /health") ||
+		if !ok || exit.Class != StartTimeout || !strings.Contains(exit.Evidence, "not ready after 2 s, still waiting for /health") ||
 			!strings.Contains(exit.Evidence, "Starting to load model") {
 			t.Errorf("Start() = %v", err)
 		}

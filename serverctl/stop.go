@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
 )
@@ -54,7 +55,7 @@ type MemoryError struct {
 // Error lists each GPU with its memory, and says what to do.
 func (e *MemoryError) Error() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "wait for the GPU's memory to be released: after %v", e.Waited.Round(100*time.Millisecond))
+	fmt.Fprintf(&b, "wait for the GPU's memory to be released: after %s", render.Took(e.Waited))
 	for _, g := range e.GPUs {
 		if g.After == unknownMiB {
 			fmt.Fprintf(&b, " GPU %d no longer reports its memory;", g.Index)
@@ -240,7 +241,7 @@ func awaitClosed(port int) error {
 			return fmt.Errorf("check that port %d is closed: %w", port, err)
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("wait for port %d to close: still open after %v", port, portCloseLimit)
+			return fmt.Errorf("wait for port %d to close: still open after %s", port, render.Took(portCloseLimit))
 		}
 	}
 }

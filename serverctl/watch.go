@@ -8,6 +8,8 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // lastWords is how long to wait for a dead engine's last log lines. They tell why it died, and may still be in the
@@ -42,7 +44,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			return nil
 		case err := <-ping:
 			if ping = nil; err != nil && ctx.Err() == nil {
-				return s.failure(Hang, NoToken, "an idle server generated no token for our request within %v: %v", s.config.HangTimeout, err)
+				return s.failure(Hang, NoToken, "an idle server generated no token for our request within %s: %v", render.Took(s.config.HangTimeout), err)
 			}
 			continue
 		case <-s.process.Exited():
@@ -199,5 +201,5 @@ func (s *stillness) see(now time.Time, c Counters) (evidence string) {
 	if now.Sub(s.since) < s.limit {
 		return ""
 	}
-	return fmt.Sprintf("no token for %v though %g requests run and %g wait", s.limit, c.Running, c.Waiting)
+	return fmt.Sprintf("no token for %s though %g requests run and %g wait", render.Took(s.limit), c.Running, c.Waiting)
 }

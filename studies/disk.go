@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"vllmtuner/render"
 	"vllmtuner/studies/fence"
 	"vllmtuner/studies/rights"
 )
@@ -274,7 +275,7 @@ func slow(commit time.Duration) []string {
 		return nil
 	}
 	return []string{fmt.Sprintf("a small write takes %s, and at most %s on a healthy disk: each probe waits for several; "+
-		"check the disk, or the network to it", commit.Round(time.Millisecond), slowCommit)}
+		"check the disk, or the network to it", render.Took(commit), render.Took(slowCommit))}
 }
 
 // checkWrite writes 16 KiB to the disk five times and returns the median time. It finds a full or read-only disk
@@ -322,7 +323,7 @@ func checkFree(dir string) error {
 		what = "this study, whose database and snapshot are copied when it goes on, needs"
 	}
 	if free < need {
-		return unusablef("%s has only %d bytes (%d MiB) free, %s %d MiB: make room or use another --root", dir, free, free>>20, what, (need+1<<20-1)>>20)
+		return unusablef("%s has only %s free, %s %s: make room or use another --root", dir, render.Bytes(int64(free)), what, render.Bytes(int64(need)))
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func smallDisk(t *testing.T, mib int) string {
 func TestTooLittleSpace(t *testing.T) {
 	disk := smallDisk(t, 8)
 	_, _, err := Open(context.Background(), filepath.Join(disk, "llama70b"), llama, Options{})
-	wantUnusable(t, err, "open study llama70b", disk, "MiB) free", "needs 64 MiB", "--root")
+	wantUnusable(t, err, "open study llama70b", disk, "MiB free", "needs 64 MiB", "--root")
 	wantUnusable(t, errorOf(ExamineDisk(filepath.Join(disk, "not", "there", "yet"))), disk+" has only", "needs 64 MiB")
 	if isStudy(filepath.Join(disk, "llama70b")) {
 		t.Error("the refused Open has begun a study")
@@ -91,7 +91,7 @@ func TestNoSpaceForTheCopy(t *testing.T) {
 	epochs, err := filepath.Glob(filepath.Join(dir, "e*", "study.db"))
 	try(t, err, os.Truncate(epochs[0], 100<<20)) // makes a sparse file, which takes no space on the disk
 	for _, err := range []error{errorOf(ExamineDisk(dir)), second(Open(context.Background(), dir, llama, Options{}))} {
-		wantUnusable(t, err, dir+" has only", "MiB) free", "this study, whose database and snapshot are copied when it goes on, needs 165 MiB", "--root")
+		wantUnusable(t, err, dir+" has only", "MiB free", "this study, whose database and snapshot are copied when it goes on, needs 164.1 MiB", "--root")
 	}
 	try(t, errorOf(ExamineDisk(filepath.Join(disk, "qwen"))))
 	try(t, os.WriteFile(filepath.Join(disk, "ballast"), make([]byte, 132<<20), 0o644))
@@ -131,7 +131,7 @@ func TestSlowDisk(t *testing.T) {
 	if got := slow(200 * time.Millisecond); got != nil {
 		t.Errorf("slow = %q for a fast write, want none", got)
 	}
-	if got := slow(312 * time.Millisecond); len(got) != 1 || !strings.Contains(got[0], "a small write takes 312ms") || !strings.Contains(got[0], "at most 200ms") {
+	if got := slow(312 * time.Millisecond); len(got) != 1 || !strings.Contains(got[0], "a small write takes 312 ms") || !strings.Contains(got[0], "at most 200 ms") {
 		t.Errorf("slow = %q", got)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"vllmtuner/bench"
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/trial"
 )
@@ -72,7 +73,7 @@ func (r probeRow) probe() (p trial.Probe, err error) {
 		return p, fmt.Errorf("series: %w", err)
 	}
 	if len(long.Each) != len(p.Verdict.Checks) {
-		return p, fmt.Errorf("series: requests judged by %d limits, not %d", len(long.Each), len(p.Verdict.Checks))
+		return p, fmt.Errorf("series: requests judged by %s, not %d", render.Count(len(long.Each), "limit"), len(p.Verdict.Checks))
 	}
 	p.Measurement.Series, p.Server = long.Client, long.Server
 	for i, each := range long.Each {
@@ -107,7 +108,7 @@ func expand(from []byte, v any) error {
 		return err
 	}
 	if len(text) > maxExpanded {
-		return fmt.Errorf("it expands to more than %d MiB", maxExpanded>>20)
+		return fmt.Errorf("it expands to more than %s", render.Bytes(maxExpanded))
 	}
 	return json.Unmarshal(text, v)
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/xrash/smetrics"
 
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/studies/fence"
 )
 
@@ -133,7 +134,7 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 			err = damagedf("no study is in it")
 		}
 		if err == nil && version >= hasSums && study.ID != "" && study.Commits != n.commits {
-			err = damagedf("it has %d commits, and its name says %d", study.Commits, n.commits)
+			err = damagedf("it has %s, and its name says %d", render.Count(int(study.Commits), "commit"), n.commits)
 		}
 		return study, err
 	})

@@ -41,7 +41,7 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 		err = sameStudy(s.db, published)
 	}
 	if err == nil && s.commits < acknowledged {
-		err = fmt.Errorf("%w: of %d commits only %d are left", fence.ErrLost, acknowledged, s.commits)
+		err = fmt.Errorf("%w: of %s only %d are left", fence.ErrLost, render.Count(int(acknowledged), "commit"), s.commits)
 	}
 	if err == nil {
 		return s.commits, nil
@@ -192,7 +192,7 @@ func (s *Store) restore(why error, name snapshot, study Study, acknowledged int6
 		return 0, errors.Join(why, fmt.Errorf("%s cannot be used either: %w", name.file(), err))
 	}
 	s.commits = max(acknowledged, study.Commits)
-	s.Restored = fmt.Sprintf("from %s, which has %d of %d commits: %v", name.file(), study.Commits, s.commits, why)
+	s.Restored = fmt.Sprintf("from %s, which has %s: %v", name.file(), render.Of(int(study.Commits), int(s.commits), "commit"), why)
 	return s.commits, transact(s.db, func(tx *transaction) error {
 		return tx.inStudy(func(tx *transaction) error {
 			tx.set("commits", s.commits)

@@ -17,6 +17,7 @@ import (
 
 	"github.com/mattn/go-sqlite3"
 
+	"vllmtuner/render"
 	"vllmtuner/studies/fence"
 )
 
@@ -351,7 +352,7 @@ func (s *Store) Close() error {
 	wait := publishEnd
 	if broken == nil {
 		if err = s.publishWithin(publishEnd); errors.Is(err, errLate) {
-			err, wait = fmt.Errorf("%w after %s, so that readers do not see the end of the study: %w", errLate, publishEnd, ErrSilent), time.Second
+			err, wait = fmt.Errorf("%w after %s, so that readers do not see the end of the study: %w", errLate, render.Took(publishEnd), ErrSilent), time.Second
 		}
 	}
 	s.mu.Lock()
@@ -364,7 +365,7 @@ func (s *Store) Close() error {
 	select {
 	case <-s.gone:
 	case <-time.After(wait):
-		err = errors.Join(err, fmt.Errorf("writing in %s has not ended after %s: %w", filepath.Join(s.dir, snapshotDir), wait, ErrSilent))
+		err = errors.Join(err, fmt.Errorf("writing in %s has not ended after %s: %w", filepath.Join(s.dir, snapshotDir), render.Took(wait), ErrSilent))
 	}
 	return errors.Join(err, s.release())
 }

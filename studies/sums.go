@@ -12,6 +12,8 @@ import (
 	"strings"
 
 	"github.com/cespare/xxhash/v2"
+
+	"vllmtuner/render"
 )
 
 // A table describes a table of the database. Each of its rows has a checksum, in the column sum. Readers read no tables
@@ -184,7 +186,7 @@ func (h holdings) check(t *table, found holding) error {
 func checkRows(stored, found holding, of string) error {
 	switch {
 	case found.Rows != stored.Rows:
-		return damagedf("%s has %d rows, and %d were stored", of, found.Rows, stored.Rows)
+		return damagedf("%s has %s, and %d were stored", of, render.Count(int(found.Rows), "row"), stored.Rows)
 	case found.Sum != stored.Sum:
 		return damagedf("%s has different rows than were stored", of)
 	}

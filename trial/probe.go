@@ -10,6 +10,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/trial/slo"
 )
@@ -99,11 +100,11 @@ func (s *session) judged(seq int, o offer, run bench.Run) (Probe, error) {
 func noteOf(m bench.Measurement, v slo.Verdict, run bench.Run) string {
 	for _, s := range run.Samples {
 		if s.Failure != "" {
-			return fmt.Sprintf("%d requests failed, the first with %s: %s", m.Failed, s.Failure, s.Detail)
+			return fmt.Sprintf("%s failed, the first with %s: %s", render.Count(m.Failed, "request"), s.Failure, s.Detail)
 		}
 	}
 	if run.Broken > 0 {
-		return fmt.Sprintf("%d of %d uncounted requests failed; first error: %s", run.Broken, run.Others, run.BrokenDetail)
+		return fmt.Sprintf("%s failed; first error: %s", render.Of(run.Broken, run.Others, "uncounted request"), run.BrokenDetail)
 	}
 	if v.ClientLimited != "" {
 		return "client-limited: " + v.ClientLimited

@@ -8,6 +8,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/trial/capacity"
 )
@@ -136,10 +137,10 @@ func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string)
 		}
 	}
 	if broken == sent && sent > 0 {
-		return useless(ctx, s.server, status, fmt.Sprintf("all %d requests %s failed: %s", sent, which, detail))
+		return useless(ctx, s.server, status, fmt.Sprintf("%s %s failed: %s", render.All(sent, "request"), which, detail))
 	}
 	if broken > 0 {
-		s.note("%d of %d requests %s failed: %s", broken, sent, which, detail)
+		s.note("%s %s failed: %s", render.Of(broken, sent, "request"), which, detail)
 	}
 	if 2*broken <= sent {
 		return nil

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/trial/capacity"
 )
 
@@ -123,7 +124,7 @@ func (s sweepRun) run(ctx context.Context) (capacity.Capacity, error) {
 }
 
 func (s sweepRun) warmUp(ctx context.Context) error {
-	s.task.progress("warming up with %d requests", s.WarmUp)
+	s.task.progress("warming up with %s", render.Count(s.WarmUp, "request"))
 	if err := s.pass(ctx, workload.WindowStream, 0, s.WarmUp, cmp.Or(s.WarmUpRate, s.firstRate)); err != nil {
 		return fmt.Errorf("warm up: %w", err)
 	}
@@ -180,7 +181,7 @@ func (s sweepRun) pause(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
 		return nil
 	}
-	s.task.progress("cooling down for %s", d)
+	s.task.progress("cooling down for %s", render.Took(d))
 	s.result.GPUTime += d
 	if s.Pause != nil {
 		return s.Pause(ctx, d)

@@ -97,7 +97,7 @@ func (w *worstCase) survive(ctx context.Context) error {
 		text += fmt.Sprintf(", at most %.0f of which were seen to run at the same time", slices.Max(series.Running))
 	}
 	if run.Stopped {
-		text += fmt.Sprintf(", not all answered within %s", worstLimit)
+		text += fmt.Sprintf(", not all answered within %s", render.Took(worstLimit))
 	}
 	w.note("%s (%.0f s)", text, (w.result.GPUTime - before).Seconds())
 	return nil

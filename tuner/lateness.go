@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"vllmtuner/render"
 	"vllmtuner/trial"
 )
 
@@ -42,5 +43,5 @@ func (l *lateness) tooLate() error {
 	if l.probes < minProbes || 2*l.limited <= l.probes {
 		return nil
 	}
-	return fmt.Errorf("%w: the generator's delay decided the verdicts of %d of %d probes; at %.4g req/s %s", ErrClientLimited, l.limited, l.probes, l.worst.Rate, l.worst.Verdict.ClientLimited)
+	return fmt.Errorf("%w: the generator's delay decided the verdicts of %s; at %.4g req/s %s", ErrClientLimited, render.Of(l.limited, l.probes, "probe"), l.worst.Rate, l.worst.Verdict.ClientLimited)
 }

@@ -1,9 +1,10 @@
 package workload
 
 import (
-	"fmt"
 	"math"
 	"math/rand/v2"
+
+	"vllmtuner/render"
 )
 
 // The shape of the multi-turn conversations in the benchmarks and in production. An epoch has 60 conversations of 5
@@ -76,7 +77,7 @@ func openPhase1(spec Spec, seed uint64) Source {
 	}
 	scaleToMean(talks, begin, phase1MeanPrompt)
 	requests := requestsOf(r, talks, begin, spec.VocabSize)
-	return newFinite(spec.title("phase1", fmt.Sprintf("%d requests", len(requests))), spec, seed, requests)
+	return newFinite(spec.title("phase1", render.Count(len(requests), "request")), spec, seed, requests)
 }
 
 // phase1Outputs draws n answer lengths from a normal distribution, clips them, and scales them to the mean.

@@ -9,6 +9,7 @@ import (
 	"reflect"
 
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 )
 
 // openFile reads a file of requests without times. The seed decides which of them are used if the spec wants only some.
@@ -50,12 +51,12 @@ func (s Spec) checkRequests(usable int) error {
 	if s.Requests <= usable {
 		return nil
 	}
-	return fmt.Errorf("data set %s: the workload asks for %d requests, but only %d are usable: ask for fewer, or leave the number out", s.Path, s.Requests, usable)
+	return fmt.Errorf("data set %s: the workload asks for %s, but only %s usable: ask for fewer, or leave the number out", s.Path, render.Count(s.Requests, "request"), render.Are(usable, "request"))
 }
 
 // titleOf returns the name of a source with n requests from the file.
 func (s Spec) titleOf(n int, notes ...string) string {
-	return s.title(s.Kind+" "+filepath.Base(s.Path), append([]string{fmt.Sprintf("%d requests", n)}, notes...)...)
+	return s.title(s.Kind+" "+filepath.Base(s.Path), append([]string{render.Count(n, "request")}, notes...)...)
 }
 
 // withFile opens a file and passes it to read. An error of read gets the path as prefix.

@@ -63,9 +63,9 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"a message without content", Spec{Kind: "jsonl", Endpoint: Chat}, `{"messages":[{"role":"user"}],"output_tokens":1}`, []string{"message 1 needs a role and a content"}},
 		{"a cut ShareGPT file", Spec{Kind: "sharegpt"}, `[{"conversations":[]},{"conv`, []string{"entry 2", "is not JSON"}},
 		{"an array that does not end", Spec{Kind: "sharegpt"}, `[{"conversations":[]}`, []string{"entry 1", "is not JSON"}},
-		{"entries of one turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":"what is this?"}]}]`, []string{"none of the 1 entries has two turns"}},
+		{"entries of one turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":"what is this?"}]}]`, []string{"it has 1 entry, none with two turns"}},
 		{"a wrong turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":7}]}]`, []string{"entry 1", "conversations.value is a number, want a string"}},
-		{"more than there is", Spec{Kind: "jsonl", Requests: 2}, `{"prompt":"x","output_tokens":1}`, []string{"asks for 2 requests, but only 1 are usable"}},
+		{"more than there is", Spec{Kind: "jsonl", Requests: 2}, `{"prompt":"x","output_tokens":1}`, []string{"asks for 2 requests, but only 1 request is usable"}},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

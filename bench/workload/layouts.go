@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // Layouts are the known layouts of trace files.
@@ -73,7 +75,7 @@ func (t *traced) read(from io.Reader, bad *badRows) error {
 	err = in.each(bad, func(text []byte) error { return t.take(text, parse) })
 	if err == nil && len(t.rows) == 0 {
 		if err = bad.none(); t.failed > 0 {
-			err = fmt.Errorf("none of its %d rows has a prompt and an answer", t.failed)
+			err = fmt.Errorf("it has %s, none with a prompt and an answer", render.Count(t.failed, "row"))
 		}
 	}
 	return err
@@ -145,7 +147,7 @@ func (t *traced) find(names []string, wanted [3]string) (missing string) {
 func (t *traced) parseCSV(text []byte) (row recordedRow, err error) {
 	values := strings.Split(string(text), ",")
 	if last := slices.Max(t.column[:]); len(values) <= last {
-		return row, fmt.Errorf("has only %d columns, needs at least %d", len(values), last+1)
+		return row, fmt.Errorf("has only %s, needs at least %d", render.Count(len(values), "column"), last+1)
 	}
 	value := func(i int) string { return strings.Trim(strings.TrimSpace(values[t.column[i]]), `"`) }
 	if row.at, err = t.time(value(0)); err != nil {
@@ -223,7 +225,7 @@ func parseMooncake(text []byte) (row recordedRow, err error) {
 	}
 	row.PromptTokens, row.OutputTokens, row.blocks = *line.InputLength, *line.OutputLength, line.HashIDs
 	if want := (row.PromptTokens + blockTokens - 1) / blockTokens; row.blocks != nil && len(row.blocks) != want {
-		return row, fmt.Errorf("has %d hash_ids for %d tokens, want %d: each id is a block of %d tokens", len(row.blocks), row.PromptTokens, want, blockTokens)
+		return row, fmt.Errorf("has %s for %s, want %d: each id is a block of %d tokens", render.Count(len(row.blocks), "hash_id"), render.Count(row.PromptTokens, "token"), want, blockTokens)
 	}
 	for _, id := range row.blocks {
 		if id < 0 || id >= 1<<48 {

@@ -6,6 +6,8 @@ import (
 	"io"
 	"slices"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // thinkCV is the coefficient of variation of think times. It is 1 because the standard deviation of people's pauses is
@@ -136,7 +138,7 @@ func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 	case err != nil:
 		return nil, err
 	case !slices.ContainsFunc(talks, func(t liveTalk) bool { return len(t) > 1 }):
-		return nil, fmt.Errorf("none of its %d conversations has a second turn: use a file of conversations", len(talks))
+		return nil, fmt.Errorf("it has %s, none with a second turn: use a file of conversations", render.Count(len(talks), "conversation"))
 	}
 	return talks, nil
 }

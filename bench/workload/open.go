@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/tuner/space"
 )
 
@@ -190,7 +191,7 @@ func (s Spec) checkNumbers() error {
 	case !(s.HitPercent >= 0 && s.HitPercent < 100):
 		return fmt.Errorf("hit percent %g is outside (0, 100)", s.HitPercent)
 	case s.VocabSize <= firstToken:
-		return fmt.Errorf("a vocabulary of %d tokens is too small, because the first %d ids are not used: see vocab_size in the model's config.json", s.VocabSize, firstToken)
+		return fmt.Errorf("a vocabulary of %s is too small, because the first %d ids are not used: see vocab_size in the model's config.json", render.Count(s.VocabSize, "token"), firstToken)
 	}
 	return nil
 }

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+
+	"vllmtuner/render"
 )
 
 // The default lengths of vllm bench serve's random and prefix_repetition data sets, and the default number of prefixes
@@ -38,7 +40,7 @@ func openDrawn(spec Spec, seed uint64) Source {
 	s, name := spec.shape(seed)
 	if n := spec.Requests; n > 0 {
 		requests := s.requests(chance(seed, randomDraws, 0, 0), n, true)
-		return newFinite(spec.title(name, fmt.Sprintf("%d requests", n)), spec, seed, requests)
+		return newFinite(spec.title(name, render.Count(n, "request")), spec, seed, requests)
 	}
 	_, own := spread(s.own, s.ownSpread)
 	_, answer := spread(s.answer, s.answerSpread)

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // openText opens a spec whose file has the given text. If timed is true, it opens the file as a trace with times.
@@ -175,9 +177,9 @@ func TestBadTracesAreRefused(t *testing.T) {
 		{"a negative block", Spec{}, `{"timestamp": 1, "input_length": 6, "output_length": 5, "hash_ids": [-1]}`, []string{"line 1: hash id -1 is outside"}},
 		{"a broken line", Spec{}, mooncake + mooncake + "{", []string{"line 3: is not JSON"}},
 		{"a wrong type", Spec{}, mooncake + `{"timestamp": "1", "input_length": 6}`, []string{"line 2: timestamp is a string, want a"}},
-		{"nothing but failures", Spec{}, burstHead + "1,a,5,0\n2,a,5,0\n", []string{"none of its 2 rows has a prompt and an answer"}},
+		{"nothing but failures", Spec{}, burstHead + "1,a,5,0\n2,a,5,0\n", []string{"it has 2 rows, none with a prompt and an answer"}},
 		{"nothing but bad rows", Spec{SkipBadRows: true}, burstHead + "x,a,5,1\ny,a,5,1\n", []string{`all 2 rows are bad; the first one: line 2: timestamp "x"`}},
-		{"more than there is", Spec{Requests: 3}, mooncake, []string{"asks for 3 requests, but only 1 are usable"}},
+		{"more than there is", Spec{Requests: 3}, mooncake, []string{"asks for 3 requests, but only 1 request is usable"}},
 		{"an endless line", Spec{}, mooncake + strings.Repeat("x", maxRow+10) + "\n", []string{"line 2: is longer than 16 MiB"}},
 	}
 	for _, test := range tests {
@@ -227,7 +229,7 @@ func TestBadRowsAreCounted(t *testing.T) {
 			continue
 		}
 		n, first := Skipped(trace.source)
-		if n != test.n || !strings.HasPrefix(fmt.Sprint(first), test.first) || !strings.Contains(trace.Name(), fmt.Sprintf("%d bad rows skipped", n)) {
+		if n != test.n || !strings.HasPrefix(fmt.Sprint(first), test.first) || !strings.Contains(trace.Name(), render.Count(n, "bad row")+" skipped") {
 			t.Errorf("%s: %q skipped %d, the first with %v, want %d with %q", test.name, trace.Name(), n, first, test.n, test.first)
 		}
 	}

@@ -6,13 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"vllmtuner/render"
 )
 
 // maxRow is the limit on a row of a file, in bytes. It is several times the text of the longest context of any model.
 // Without a limit, a file without line breaks would fill the memory.
 const maxRow = 16 << 20
 
-var errTooLong = fmt.Errorf("is longer than %d MiB: no model takes such a long prompt", maxRow>>20)
+var errTooLong = fmt.Errorf("is longer than %s: no model takes such a long prompt", render.Bytes(maxRow))
 
 // badRows counts the rows that cannot be read and are left out. If skip is false, the first bad row is an error.
 type badRows struct {
@@ -37,13 +39,16 @@ func (b *badRows) note() string {
 	if b.n == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d bad rows skipped", b.n)
+	return render.Count(b.n, "bad row") + " skipped"
 }
 
 // none returns the error for a file without a usable row.
 func (b *badRows) none() error {
 	if b.n == 0 {
 		return errEmpty
+	}
+	if b.n == 1 {
+		return fmt.Errorf("the only row is bad: %w", b.first)
 	}
 	return fmt.Errorf("all %d rows are bad; the first one: %w", b.n, b.first)
 }

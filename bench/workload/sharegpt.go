@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+
+	"vllmtuner/render"
 )
 
 // A shareGPTEntry is one conversation.
@@ -28,8 +30,8 @@ func readShareGPT(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 		return nil
 	})
 	if err == nil && len(requests) == 0 {
-		err = fmt.Errorf(`none of the %d entries has two turns under "conversations" with 4 to %d tokens of prompt (by the estimate of %d bytes a token)`,
-			n, shareGPTPromptMax, bytesPerToken)
+		err = fmt.Errorf(`it has %s, none with two turns under "conversations" with 4 to %d tokens of prompt (by the estimate of %d bytes a token)`,
+			render.Count(n, "entry"), shareGPTPromptMax, bytesPerToken)
 	}
 	if err != nil {
 		return nil, err

@@ -150,22 +150,22 @@ func planRamp(c *cli.Context, b *loadtest.Bench) error {
 func sayRepeats(b *loadtest.Bench) error {
 	source := b.Load.Source
 	if n, first := workload.Skipped(source); n > 0 {
-		fmt.Fprintf(b.Notes, "%d bad rows are left out; the first one: %v\n", n, first)
+		fmt.Fprintf(b.Notes, "%s left out; the first one: %v\n", render.Are(n, "bad row"), first)
 	}
 	for _, r := range b.Runs {
 		if err := workload.Enough(source, r.Requests()); err != nil {
 			return usageError{err}
 		}
 		if n := workload.Repeats(source, r.Requests()); n > 0 {
-			fmt.Fprintf(b.Notes, "%s: %d of %d requests repeat earlier ones of %s and may hit the prefix cache; see --repeat\n", r, n, r.Requests(), source.Name())
+			fmt.Fprintf(b.Notes, "%s: %s repeat earlier ones of %s and may hit the prefix cache; see --repeat\n", r, render.Of(n, r.Requests(), "request"), source.Name())
 			return nil
 		}
 	}
 	switch again := source != nil && source.Len() > 0 && !b.ResetCache; {
 	case again && b.Search != nil && b.Search.Prime:
-		fmt.Fprintf(b.Notes, "every run sends the same %d requests of %s, and a first pass sends them before the search: they may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
+		fmt.Fprintf(b.Notes, "every run sends the same %s of %s, and a first pass sends them before the search: they may hit the prefix cache; see --reset-cache\n", render.Count(source.Len(), "request"), source.Name())
 	case again && (len(b.Runs) > 1 || b.Search != nil):
-		fmt.Fprintf(b.Notes, "every run sends the same %d requests of %s: later runs may hit the prefix cache; see --reset-cache\n", source.Len(), source.Name())
+		fmt.Fprintf(b.Notes, "every run sends the same %s of %s: later runs may hit the prefix cache; see --reset-cache\n", render.Count(source.Len(), "request"), source.Name())
 	}
 	return nil
 }
@@ -178,7 +178,7 @@ func checkRequests(b *loadtest.Bench) error {
 	needed, limit := b.SLO.MinRequests()
 	for _, r := range b.Runs {
 		if r.Requests() < needed {
-			return usage("--slo %s: %s has %d requests, too few for a verdict; take --requests %d, or leave --slo out for figures alone", limit, r, r.Requests(), needed)
+			return usage("--slo %s: %s has %s, too few for a verdict; take --requests %d, or leave --slo out for figures alone", limit, r, render.Count(r.Requests(), "request"), needed)
 		}
 	}
 	return nil

@@ -135,7 +135,7 @@ func TestFindCapacityWithoutACapacity(t *testing.T) {
 		{"a single request breaks the limit", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"},
 			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a single request takes this long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
 		{"a single request breaks the limit, and the budget is too short for lower rates", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"},
-			[]string{"capacity  none: at ", "begin lower with --rate, or raise --budget, now 15m", "the time for probes, 15 min, is spent"}},
+			[]string{"capacity  none: at ", "begin lower with --rate, or raise --budget, now 15 min", "the time for probes, 15 min, is spent"}},
 	} {
 		began := time.Now()
 		stdout, _, err := benchOn(t, append(row.flags, "--rate", "2")...)

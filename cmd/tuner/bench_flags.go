@@ -9,7 +9,6 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
-	"vllmtuner/render"
 	"vllmtuner/trial"
 )
 
@@ -139,7 +138,7 @@ func benchReportFlags() []benchFlag {
 	}
 }
 
-// benchHelp returns the help of tuner bench.
+// benchHelp returns the help of tuner bench. printHelp breaks its long lines.
 func benchHelp(groups []benchGroup) string {
 	var text strings.Builder
 	text.WriteString(benchUsage)
@@ -150,8 +149,7 @@ func benchHelp(groups []benchGroup) string {
 			for _, short := range f.Names()[1:] {
 				name = "-" + short + ", " + name
 			}
-			head := fmt.Sprintf("   %-19s  ", strings.TrimSpace(name+" "+f.value))
-			text.WriteString(render.Hang(head, f.help, strings.Repeat(" ", render.Width(head)), render.DefaultWidth))
+			fmt.Fprintf(&text, "   %-19s  %s\n", strings.TrimSpace(name+" "+f.value), f.help)
 		}
 	}
 	return text.String() + "\nSee also: docs/bench.md\n"

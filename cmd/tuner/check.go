@@ -6,7 +6,6 @@ import (
 	"io"
 	"path/filepath"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -48,13 +47,14 @@ Example: tuner check study.yaml`,
 
 // check prints one line for each check that succeeds, and returns the first error.
 func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, askServer bool) error {
+	width := render.Columns(w)
 	say := func(name, format string, args ...any) {
 		mark := "ok"
 		if name == plan.Warning {
 			mark = "!!"
 		}
 		head := fmt.Sprintf("%s  %-10s ", mark, name)
-		fmt.Fprint(w, render.Hang(head, fmt.Sprintf(format, args...), strings.Repeat(" ", len(head)), render.DefaultWidth))
+		fmt.Fprint(w, render.Hang(head, fmt.Sprintf(format, args...), strings.Repeat(" ", len(head)), width))
 	}
 	p, err := plan.Open(file)
 	if err != nil {
@@ -88,11 +88,11 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	for _, text := range disk.Warnings {
 		say(plan.Warning, "%s", text)
 	}
-	_, err = io.WriteString(w, p.Text())
+	_, err = io.WriteString(w, p.Text(width))
 	return err
 }
 
 // diskText describes a study's disk: type, commit time and owners.
 func diskText(d studies.Disk) string {
-	return fmt.Sprintf("%s, a write takes %s; %s", d.Mount.Type, d.Commit.Round(10*time.Microsecond), d.Owners())
+	return fmt.Sprintf("%s, a write takes %s; %s", d.Mount.Type, render.Took(d.Commit), d.Owners())
 }

@@ -56,7 +56,7 @@ Examples:
 				disk, err := examineDisk(c.Context, root)
 				report.AddStore(doctor.Store{Root: root, Mount: disk.Mount, Commit: render.InMilliseconds(disk.Commit), Text: diskText(disk)}, disk.Warnings, err)
 			}
-			if err := writeDocument(c.App.Writer, format, report, report.Text()); err != nil {
+			if err := writeDocument(c.App.Writer, format, report, report.Text(render.Columns(c.App.Writer))); err != nil {
 				return fmt.Errorf("write the report: %w", err)
 			}
 			if n := report.Count(host.Error); n > 0 {

@@ -4,7 +4,6 @@ import (
 	"io"
 	"regexp"
 	"strings"
-	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 
@@ -14,17 +13,23 @@ import (
 // The library does not wrap the lines of flags. HelpPrinter is its only hook to change that.
 func init() { cli.HelpPrinter = printHelp }
 
-// lastColumn matches everything before the last column of a line of help.
-var lastColumn = regexp.MustCompile(`^ *(\S.*  +)?`)
+// lastColumn matches everything before the last column of a line of help, and before the description of a command's
+// name.
+var lastColumn = regexp.MustCompile(`^ *\S.*  +|^ +[a-z ]+ - `)
 
-// printHelp prints a help text within 80 columns.
+// minHelp is the smallest number of columns in which a description is broken into lines.
+const minHelp = 20
+
+// printHelp prints a help text within the width of the terminal. It breaks only the descriptions of flags and commands.
+// The other lines are broken by hand, and some are commands to copy.
 func printHelp(w io.Writer, template string, data any) {
+	width := render.Columns(w)
 	var text strings.Builder
 	cli.HelpPrinterCustom(&text, template, data, nil)
 	for line := range strings.Lines(text.String()) {
-		if utf8.RuneCountInString(strings.TrimSuffix(line, "\n")) > 80 {
-			head := lastColumn.FindString(line)
-			line = render.Hang(head, line[len(head):], strings.Repeat(" ", len(head)), render.DefaultWidth)
+		head := lastColumn.FindString(line)
+		if margin := render.Width(head); head != "" && render.Width(line) > width && width-margin >= minHelp {
+			line = render.Hang(head, line[len(head):], strings.Repeat(" ", margin), width)
 		}
 		_, _ = io.WriteString(w, line) // the library's printer returns no error either
 	}

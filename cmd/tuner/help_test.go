@@ -31,3 +31,15 @@ func TestHelpFitsATerminal(t *testing.T) {
 	}
 	check([]string{"tuner"}, commands(nil))
 }
+
+// On a narrow terminal, the descriptions of flags are broken and commands to copy are not.
+func TestHelpOnANarrowTerminal(t *testing.T) {
+	t.Setenv("COLUMNS", "60")
+	var text strings.Builder
+	must(t, app(&text, &text, nil).Run([]string{"tuner", "bench", "--help"}))
+	for _, want := range []string{"\n   --model NAME         served model (default: the server's\n                        first)\n", " --concurrency 1,2,4,8,16 -o csv\n"} {
+		if !strings.Contains(text.String(), want) {
+			t.Errorf("the help has no %q:\n%s", want, text.String())
+		}
+	}
+}

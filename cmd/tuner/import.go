@@ -102,7 +102,7 @@ func importAction(c *cli.Context) error {
 	taken := 0
 	for i := range sources {
 		taken += len(sources[i].Taken)
-		if _, err := io.WriteString(c.App.Writer, sources[i].Text()); err != nil {
+		if _, err := io.WriteString(c.App.Writer, sources[i].Text(render.Columns(c.App.Writer))); err != nil {
 			return err
 		}
 	}

@@ -15,8 +15,8 @@ import (
 // A progress shows the progress of a study: one line for each trial, and on a terminal a last line with the remaining
 // time.
 type progress struct {
+	w        io.Writer
 	shown    *render.Progress
-	width    func() int        // returns how many columns a line may have
 	short    map[string]string // short names of the searched flags
 	trials   int               // number of trials in the budget
 	finished int               // number of finished trials, also those of earlier processes
@@ -29,7 +29,7 @@ type progress struct {
 func newProgress(w io.Writer, s studies.Study, names []string, trials int) *progress {
 	now := time.Now()
 	p := &progress{
-		shown: render.NewProgress(w), width: func() int { return render.LineColumns(w) }, short: render.ShortNames(names), trials: trials,
+		w: w, shown: render.NewProgress(w), short: render.ShortNames(names), trials: trials,
 		began: now, ended: now,
 	}
 	fmt.Fprint(w, render.Legend(p.short, render.Columns(w)))
@@ -73,9 +73,8 @@ func (p *progress) watch(e tuner.Event) {
 		if left := render.Left(p.left()); !p.shown.Draws() && left != "" {
 			mark += " (" + left + ")"
 		}
-		width := p.width()
-		p.shown.Print(report.TrialLines(e.Trial, p.short, mark, width))
-		width = min(width, render.DefaultWidth)
+		p.shown.Print(report.TrialLines(e.Trial, p.short, mark, render.LineColumns(p.w)))
+		width := render.Columns(p.w)
 		margin := strings.Repeat(" ", min(10, width/4))
 		for _, line := range report.LastWords(e.Trial, width-len(margin)) {
 			p.shown.Print([]string{margin + line})

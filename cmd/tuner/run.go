@@ -199,7 +199,7 @@ func whileOwned(ctx context.Context, store *studies.Store, stderr io.Writer) (ow
 		select {
 		case <-over:
 		case <-time.After(lostGrace):
-			fmt.Fprintf(stderr, "tuner: %v; the run did not end within %s\n", store.Err(), lostGrace)
+			fmt.Fprintf(stderr, "tuner: %v; the run did not end within %s\n", store.Err(), render.Took(lostGrace))
 			os.Exit(exitOwned)
 		}
 	}()

@@ -223,7 +223,7 @@ sweep: {configs: {a: {}, b: {}}, rates: [10, 20], requests: 10, warm_up: {reques
 	if took := time.Since(began); took > time.Minute {
 		t.Errorf("the sweep took %s to end: it waited for the cooldown", took)
 	}
-	for _, want := range []string{"\n10.00 PASS -\n", "\n20.00    - -\n", "a (baseline)       10.00        -          not measured\nb                      -        -          not measured\n\nAt 10"} {
+	for _, want := range []string{"\n10.00 PASS -\n", "\n20.00    - -\n", "a (baseline)  10.00        -  not measured\nb                 -        -  not measured\n\nAt 10"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the tables have no %q:\n%s", want, text)
 		}

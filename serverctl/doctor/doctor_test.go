@@ -82,7 +82,7 @@ func TestText(t *testing.T) {
 			if r.Ready != row.ready {
 				t.Errorf("ready is %v, want %v", r.Ready, row.ready)
 			}
-			got := r.Text()
+			got := r.Text(80)
 			for line := range strings.Lines(got) {
 				if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 					t.Errorf("a line of %d columns: %s", n, line)
@@ -120,7 +120,7 @@ func TestExamineReportsAnInterruptedSource(t *testing.T) {
 	r := Examine(t.Context(), Examination{
 		Need: host.Need{GPUs: -1}, Source: fixedSource{err: fmt.Errorf("query nvidia-smi: %w", why)}, Machine: gpuPod(8), Lookup: unset,
 	})
-	if r.Ready || !strings.Contains(r.Text(), "not known: query nvidia-smi: interrupted") {
-		t.Errorf("the report is %s", r.Text())
+	if r.Ready || !strings.Contains(r.Text(80), "not known: query nvidia-smi: interrupted") {
+		t.Errorf("the report is %s", r.Text(80))
 	}
 }

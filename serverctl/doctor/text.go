@@ -10,9 +10,9 @@ import (
 	"vllmtuner/serverctl/host"
 )
 
-// Text returns the report for a person, within 80 columns.
-func (r *Report) Text() string {
-	t := text{render.Text{NameWidth: 12}}
+// Text returns the report for a person, in lines of at most width columns.
+func (r *Report) Text(width int) string {
+	t := text{render.Text{Width: width, NameWidth: 12}}
 	t.gpus(r.GPUs)
 	t.machine(r.Machine)
 	if s := r.Store; s != nil && s.Mount.Point != "" {

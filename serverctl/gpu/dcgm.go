@@ -14,6 +14,7 @@ import (
 	"strconv"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/exposition"
 )
 
@@ -41,7 +42,7 @@ func (d *DCGM) Query(ctx context.Context) (Reading, error) {
 	}
 	switch cause := context.Cause(ctx); {
 	case cause == errTimeout:
-		err = fmt.Errorf("no answer within %v", limit)
+		err = fmt.Errorf("no answer within %s", render.Took(limit))
 	case cause != nil:
 		return Reading{}, fmt.Errorf("query the DCGM exporter: %w", cause)
 	}
@@ -74,7 +75,7 @@ func (d *DCGM) page(ctx context.Context) (string, error) {
 	}
 	text, err := io.ReadAll(io.LimitReader(answer.Body, maxMetrics+1))
 	if err == nil && len(text) > maxMetrics {
-		err = fmt.Errorf("%s answers more than %d MiB", address.Redacted(), maxMetrics>>20)
+		err = fmt.Errorf("%s answers more than %s", address.Redacted(), render.Bytes(maxMetrics))
 	}
 	return string(text), err
 }

@@ -92,7 +92,7 @@ func TestDCGMQuery(t *testing.T) {
 		{"another page", server.URL + "/none", "has no GPU", patient},
 		{"garbage", server.URL + "/garbage", "line 1 of its answer", patient},
 		{"a page that is not there", server.URL + "/nowhere", "answers 404 Not Found", patient},
-		{"an exporter that hangs", server.URL + "/hang", "no answer within 200ms", 200 * time.Millisecond},
+		{"an exporter that hangs", server.URL + "/hang", "no answer within 200 ms", 200 * time.Millisecond},
 		{"a page without an end", server.URL + "/huge", "more than 8 MiB", patient},
 		{"nobody there", "http://127.0.0.1:1", "refused", patient},
 		{"no URL", "http://[", "its URL is not valid", patient},

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // queryLimit is the default time limit for an answer. A healthy nvidia-smi answers in 30 ms to 2 s. It is slowest when
@@ -127,7 +129,7 @@ func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr str
 		return "", "", n.abandon(ctx, c)
 	}
 	if out.full || complaints.full {
-		return "", "", n.failure(fmt.Sprintf("more output than any valid answer: over %d MiB, so the tuner ended it", maxOutput>>20),
+		return "", "", n.failure(fmt.Sprintf("more output than any valid answer: over %s, so the tuner ended it", render.Bytes(maxOutput)),
 			"check that it is NVIDIA's own nvidia-smi")
 	}
 	stdout, stderr = out.buf.String(), complaints.buf.String()
@@ -159,7 +161,7 @@ func (n *NvidiaSMI) abandon(ctx context.Context, c *child) error {
 	if cause := context.Cause(ctx); cause != errTimeout {
 		return fmt.Errorf("query %s: %w", n.program(), cause)
 	}
-	return n.failure(fmt.Sprintf("no answer within %v, so the tuner ended it", n.limit()),
+	return n.failure(fmt.Sprintf("no answer within %s, so the tuner ended it", render.Took(n.limit())),
 		"the driver may hang: look for NVRM and Xid in the node's kernel log (dmesg)")
 }
 

@@ -138,7 +138,7 @@ func CheckFiles(have *Limit, need Need) []Finding {
 	if *have.Soft < minFiles || need.Certain && *have.Soft < minFiles+int64(need.Streams) {
 		severity = Error
 	}
-	return []Finding{{severity, "open files", strconv.FormatInt(*have.Soft, 10), fmt.Sprintf("%d, for %d streams", want, need.Streams),
+	return []Finding{{severity, "open files", strconv.FormatInt(*have.Soft, 10), fmt.Sprintf("%d, for %s", want, render.Count(need.Streams, "stream")),
 		fmt.Sprintf("run `ulimit -Hn %d` as root before the tuner (systemd: LimitNOFILE=), "+
 			"or set it for the container's runtime; otherwise requests fail with \"too many open files\"", want)}}
 }

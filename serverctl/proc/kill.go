@@ -6,6 +6,8 @@ import (
 	"os"
 	"slices"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // A treeState is what one scan found of a tree.
@@ -37,8 +39,8 @@ func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed [
 		}
 		quiet = 0
 		if time.Now().After(deadline) {
-			return killed, errors.Join(fmt.Errorf("wait for server %d to end: processes %v are alive, or keep forking, %v "+
-				"after SIGKILL", leader, pidsOf(living), killLimit), refused)
+			return killed, errors.Join(fmt.Errorf("wait for server %d to end: processes %v are alive, or keep forking, %s "+
+				"after SIGKILL", leader, pidsOf(living), render.Took(killLimit)), refused)
 		}
 		for _, s := range living {
 			if err := killOne(s); err != nil {

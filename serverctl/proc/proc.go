@@ -21,6 +21,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // tokenVariable is the environment variable with the token that marks a child and its descendants. A process that
@@ -238,8 +240,8 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	select {
 	case <-p.read:
 	case <-time.After(outputLimit):
-		return fmt.Errorf("write the last output of process %d: not done after %v; check that the disk of the log "+
-			"still accepts data", p.record.PID, outputLimit)
+		return fmt.Errorf("write the last output of process %d: not done after %s; check that the disk of the log "+
+			"still accepts data", p.record.PID, render.Took(outputLimit))
 	}
 	<-p.exited // the leader is dead and the output is read, so this returns at once
 	p.release()

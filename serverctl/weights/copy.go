@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"vllmtuner/render"
 )
 
 const (
@@ -355,7 +357,7 @@ func (c copier) checkFree(dir string, bytes int64) error {
 	if free >= bytes+spare {
 		return nil
 	}
-	err = fmt.Errorf("the copy takes %s and must leave %s free, but only %s are free", sizeText(bytes), sizeText(spare), sizeText(free))
+	err = fmt.Errorf("the copy takes %s and must leave %s free, but only %s are free", render.Bytes(bytes), render.Bytes(spare), render.Bytes(free))
 	entries, readErr := os.ReadDir(dir)
 	if readErr != nil {
 		return errors.Join(err, readErr)
@@ -417,7 +419,7 @@ func (c copier) wait(ctx context.Context, f *os.File) error {
 		}
 		if time.Since(moved) > c.stall {
 			return fmt.Errorf("another tuner has held %s for %s without progress: %s; end it, or choose another folder",
-				f.Name(), c.stall, strings.TrimSpace(string(said)))
+				f.Name(), render.Took(c.stall), strings.TrimSpace(string(said)))
 		}
 		select {
 		case <-ctx.Done():

@@ -277,7 +277,7 @@ func TestACopyThatStandsStillIsNotWaitedFor(t *testing.T) {
 	to := t.TempDir()
 	child := copying(t, model, to)
 	_, _, err := copier{stall: 300 * time.Millisecond, free: freeBytes}.copy(t.Context(), model, to, nil)
-	wantError(t, err, "another tuner has held "+filepath.Join(to, lockFile)+" for 300ms without progress",
+	wantError(t, err, "another tuner has held "+filepath.Join(to, lockFile)+" for 300 ms without progress",
 		fmt.Sprintf("pid %d on ", child.Process.Pid), "bytes of "+model)
 
 	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
@@ -326,12 +326,12 @@ func TestTooLittleSpaceForACopy(t *testing.T) {
 		other := filepath.Join(t.TempDir(), "other")
 		write(t, other, map[string]string{"model.safetensors": string(random(3, 1<<20))})
 		_, _, err = copier{stall: time.Second, free: func(string) (int64, error) { return 64 << 20, nil }}.copy(t.Context(), other, to, nil)
-		wantError(t, err, "the copy takes 1.0 MB and must leave 67.1 MB free, but only 67.1 MB are free", "remove those of tiny-llama-", ", tiny-llama-old that you no longer need, or choose another folder")
+		wantError(t, err, "the copy takes 1 MiB and must leave 64 MiB free, but only 64 MiB are free", "remove those of tiny-llama-", ", tiny-llama-old that you no longer need, or choose another folder")
 	})
 	t.Run("on a small disk", func(t *testing.T) {
 		to := mount(t, "size=16m")
 		_, _, err := Copy(t.Context(), model, to, nil)
-		wantError(t, err, "copy the model "+model, "the copy takes 21.0 MB and must leave 67.1 MB free, but only 16.8 MB are free; make room, or choose another folder")
+		wantError(t, err, "copy the model "+model, "the copy takes 20 MiB and must leave 64 MiB free, but only 16 MiB are free; make room, or choose another folder")
 		if got := names(t, to); len(got) != 0 {
 			t.Errorf("the folder holds %q, want nothing", got)
 		}

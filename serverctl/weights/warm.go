@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // maxPercent is the share of the memory that the weights may take. The server that loads them needs memory too. A
@@ -33,7 +35,7 @@ func Warm(ctx context.Context, files []File, memory int64, progress func(done, t
 	report = Report{Bytes: sum(files), WasResident: -1, NowResident: -1}
 	if report.Bytes > memory/100*maxPercent {
 		report.Skipped = fmt.Sprintf("the weights take %s, more than %d %% of the %s of memory that may be used",
-			sizeText(report.Bytes), maxPercent, sizeText(memory))
+			render.Bytes(report.Bytes), maxPercent, render.Bytes(memory))
 		return report, nil
 	}
 	if report.WasResident, err = known(files); err != nil {

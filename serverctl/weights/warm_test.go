@@ -94,7 +94,7 @@ func TestWarmLeavesMemoryToOthers(t *testing.T) {
 	files := cold(t, 1<<20)
 	report, err := Warm(t.Context(), files, 1<<20, nil)
 	try(t, err)
-	if report.Read != 0 || report.Skipped != "the weights take 1.0 MB, more than 70 % of the 1.0 MB of memory that may be used" {
+	if report.Read != 0 || report.Skipped != "the weights take 1 MiB, more than 70 % of the 1 MiB of memory that may be used" {
 		t.Errorf("the report is %+v, want that nothing was read, and why", report)
 	}
 	if n, err := resident(files); err != nil || n != 0 {

@@ -151,11 +151,3 @@ func Filesystem(path string) string {
 	}
 	return fmt.Sprintf("%#x", s.Type)
 }
-
-// sizeText formats bytes in powers of ten, as disks are sold.
-func sizeText(n int64) string {
-	if n < 1e9 {
-		return fmt.Sprintf("%.1f MB", float64(n)/1e6)
-	}
-	return fmt.Sprintf("%.1f GB", float64(n)/1e9)
-}

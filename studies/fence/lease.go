@@ -8,6 +8,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // A Lease is an owner's right to the study. Its methods may be called from several goroutines.
@@ -148,7 +150,7 @@ func (l *Lease) checkExpiry() {
 	silent := time.Since(l.alive)
 	l.mu.Unlock()
 	if silent > l.ttl/2 {
-		l.lose(fmt.Errorf("%w for %s; another tuner may have taken the study over", ErrSilent, silent.Round(time.Millisecond)))
+		l.lose(fmt.Errorf("%w for %s; another tuner may have taken the study over", ErrSilent, render.Took(silent)))
 	}
 }
 
@@ -176,7 +178,7 @@ func (l *Lease) Release() error {
 	case err := <-done:
 		return errors.Join(err, l.lock.Close(), l.disk.Remove(l.me.lockName()))
 	case <-time.After(patience):
-		return fmt.Errorf("give up the study: %w for %s", ErrSilent, patience)
+		return fmt.Errorf("give up the study: %w for %s", ErrSilent, render.Took(patience))
 	}
 }
 

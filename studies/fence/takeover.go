@@ -10,6 +10,8 @@ import (
 	"path"
 	"slices"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // A takeover makes this process the new owner of the study on a disk.
@@ -418,7 +420,7 @@ func (t *takeover) recover(context.Context) (err error) {
 // check requires every acknowledged commit. The copy may have one more, which was stored but not yet acknowledged.
 func (t *takeover) check(context.Context) error {
 	if t.commits < t.at.Slot.Commits {
-		return fmt.Errorf("%w: %s has %d commits, and %d were acknowledged", ErrLost, t.source(), t.commits, t.at.Slot.Commits)
+		return fmt.Errorf("%w: %s has %s, and %d were acknowledged", ErrLost, t.source(), render.Count(int(t.commits), "commit"), t.at.Slot.Commits)
 	}
 	return nil
 }

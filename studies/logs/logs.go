@@ -71,22 +71,6 @@ func partNumbers(root *os.Root, trial int) ([]int, error) {
 // with .1, .2, … after this name.
 func Name(trial int) string { return folder + "/" + fileName(trial, 0) }
 
-// bytesText formats a number of bytes for people, such as 1.2 GB.
-func bytesText(n int64) string {
-	if n < 1000 {
-		return fmt.Sprintf("%d bytes", n)
-	}
-	v, units := float64(n)/1e3, "kMGTPE"
-	for ; v >= 999.5; v /= 1e3 {
-		units = units[1:]
-	}
-	digits := 0
-	if v < 9.95 {
-		digits = 1
-	}
-	return fmt.Sprintf("%.*f %cB", digits, v, units[0])
-}
-
 // reason returns the text of a disk error without the log's path.
 func reason(err error) string {
 	if path, ok := errors.AsType[*fs.PathError](err); ok {

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // A Reader reads the log of one trial: its beginning, a line that says how many bytes were left out, and its end. It
@@ -124,7 +126,7 @@ func (r *Reader) leaveOut(n int64) {
 	if r.torn {
 		r.note = append(r.note, '\n')
 	}
-	r.note = fmt.Appendf(r.note, "… about %s left out …\n", bytesText(n))
+	r.note = fmt.Appendf(r.note, "… about %s left out …\n", render.Bytes(n))
 	r.torn = false
 }
 

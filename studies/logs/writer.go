@@ -8,6 +8,8 @@ import (
 	"os"
 	"sync"
 	"time"
+
+	"vllmtuner/render"
 )
 
 const (
@@ -110,7 +112,7 @@ var errSlow = errors.New("the disk did not keep up")
 
 // leftOut returns the line that replaces missing bytes in the log.
 func leftOut(n int64, why error) string {
-	return fmt.Sprintf("… %s left out here: %s …\n", bytesText(n), reason(why))
+	return fmt.Sprintf("… %s left out here: %s …\n", render.Bytes(n), reason(why))
 }
 
 func (w *Writer) signal() {
@@ -171,7 +173,7 @@ func (w *Writer) Close() error {
 		case <-w.gone:
 			w.closeErr = w.loss()
 		case <-time.After(w.limits.closing):
-			w.closeErr = fmt.Errorf("log of trial %d: the end of the log was not written to %s within %s", w.trial, w.disk.path(), w.limits.closing)
+			w.closeErr = fmt.Errorf("log of trial %d: the end of the log was not written to %s within %s", w.trial, w.disk.path(), render.Took(w.limits.closing))
 		}
 	})
 	return w.closeErr
@@ -181,7 +183,7 @@ func (w *Writer) Close() error {
 func (w *Writer) loss() error {
 	switch {
 	case w.disk.lost > 0:
-		return fmt.Errorf("log of trial %d: %s of the log were left out: %w", w.trial, bytesText(w.disk.lost), cmp.Or(w.disk.first, errSlow))
+		return fmt.Errorf("log of trial %d: %s of the log were left out: %w", w.trial, render.Bytes(w.disk.lost), cmp.Or(w.disk.first, errSlow))
 	case w.disk.closeErr != nil:
 		return fmt.Errorf("log of trial %d: the end of the log may be missing: %w", w.trial, w.disk.closeErr)
 	}

@@ -99,11 +99,11 @@ func TestADiskThatComesBack(t *testing.T) {
 		}
 		time.Sleep(retryAfter/2 + time.Millisecond)
 		write(10, 20)
-		if got := runs(t, read(t, dir, 0, small)); len(got) != 2 || !strings.HasPrefix(got[0], "… 175 bytes left out here: ") || got[1] != "10-19" {
+		if got := runs(t, read(t, dir, 0, small)); len(got) != 2 || !strings.HasPrefix(got[0], "… 175 B left out here: ") || got[1] != "10-19" {
 			t.Errorf("read %q, want a line about the first 10 lines, and 10-19", got)
 		}
 		err := w.Close()
-		if err == nil || !strings.Contains(err.Error(), "log of trial 0: 175 bytes of the log were left out: ") || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
+		if err == nil || !strings.Contains(err.Error(), "log of trial 0: 175 B of the log were left out: ") || !errors.Is(err, syscall.ENOTDIR) && !errors.Is(err, syscall.EEXIST) {
 			t.Errorf("Close() = %v, want how many bytes are missing, and why", err)
 		}
 		if again := w.Close(); again != err {
@@ -144,11 +144,11 @@ func TestAFullDisk(t *testing.T) {
 		write(9100, 9200)
 		got := strings.Split(read(t, disk, 0, ordinary), "\n")
 		i := slices.IndexFunc(got, func(s string) bool { return strings.HasPrefix(s, "… ") })
-		if i < 1000 || !strings.HasSuffix(got[i], " kB left out here: no space left on device …") ||
+		if i < 1000 || !strings.HasSuffix(got[i], " KiB left out here: no space left on device …") ||
 			!strings.HasPrefix(got[i+1], "line 009100 ") || !strings.HasPrefix(got[len(got)-2], "line 009199 ") {
 			t.Fatalf("read %d lines, and line %d is %q; want a line about left-out bytes, then lines 9100 to 9199", len(got), i, got[max(0, i)])
 		}
-		if err := w.Close(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), " kB of the log were left out: ") {
+		if err := w.Close(); !errors.Is(err, syscall.ENOSPC) || !strings.Contains(err.Error(), " KiB of the log were left out: ") {
 			t.Errorf("Close() = %v, want how many bytes are missing, and why", err)
 		}
 	})
@@ -164,7 +164,7 @@ func TestADiskThatForgets(t *testing.T) {
 	d.fail(syscall.EIO) // the error that the next write would get
 	d.write([]byte(line(3)), 0, true)
 	d.close()
-	if got := runs(t, read(t, dir, 0, small)); !slices.Equal(got, []string{"0-0", "… 29 bytes left out here: input/output error …", "3-3"}) || d.lost != 29 {
+	if got := runs(t, read(t, dir, 0, small)); !slices.Equal(got, []string{"0-0", "… 29 B left out here: input/output error …", "3-3"}) || d.lost != 29 {
 		t.Errorf("read %q, and %d bytes are lost; want 29, which are lines 1 and 2", got, d.lost)
 	}
 }
@@ -186,7 +186,7 @@ func TestADiskThatHangs(t *testing.T) {
 	if took := time.Since(began); took < hasty.patience || took > 10*hasty.patience { // if each Write waited, they would take 48 times the patience
 		t.Errorf("the writes took %s, want %s, for which one of them waits", took, hasty.patience)
 	}
-	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "the end of the log was not written to ") || !strings.Contains(err.Error(), " within 200ms") {
+	if err := w.Close(); err == nil || !strings.Contains(err.Error(), "the end of the log was not written to ") || !strings.Contains(err.Error(), " within 200 ms") {
 		t.Errorf("Close() = %v, want that the disk has not taken the end", err)
 	}
 
@@ -200,7 +200,7 @@ func TestADiskThatHangs(t *testing.T) {
 			gap = in.Text()
 		}
 	}
-	if lines < maxPending/1000 || !strings.HasSuffix(gap, " MB left out here: the disk did not keep up …") {
+	if lines < maxPending/1000 || !strings.HasSuffix(gap, " MiB left out here: the disk did not keep up …") {
 		t.Errorf("after %d lines the log says %q, want a line about left-out bytes after at least %d lines", lines, gap, maxPending/1000)
 	}
 	_, err = io.Copy(io.Discard, f)
@@ -232,7 +232,7 @@ func TestABurst(t *testing.T) {
 		next = i + 1
 	}
 	if len(gaps) != 1 || !strings.HasPrefix(gaps[0], "… about 1") || next != lines {
-		t.Errorf("the log ends with line %d and has the gaps %q; want the last line and one gap of 13 to 15 MB", next-1, gaps)
+		t.Errorf("the log ends with line %d and has the gaps %q; want the last line and one gap of 12 to 14 MiB", next-1, gaps)
 	}
 	if _, size := files(t, dir); size > 16<<20 || size < 14<<20-2000 {
 		t.Errorf("the log has %d bytes, want 14 to 16 MiB", size)

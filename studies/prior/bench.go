@@ -192,7 +192,7 @@ func (r *Reader) benchPoint(path string, meta bench.VLLMMeta) (space.Point, erro
 func (r *Reader) judge(found bench.VLLMRun) (slo.Verdict, error) {
 	m := &found.Measurement
 	if needed, limit := r.SLO.MinRequests(); m.Requests < needed {
-		return slo.Verdict{}, fmt.Errorf("%d requests are too few for %s, which needs %d; measure with --num-prompts %[3]d", m.Requests, limit, needed)
+		return slo.Verdict{}, fmt.Errorf("%s too few for %s, which needs %d; measure with --num-prompts %[3]d", render.Are(m.Requests, "request"), limit, needed)
 	}
 	if found.Samples == nil {
 		return r.judgeSummary(m)
@@ -227,7 +227,7 @@ func (r *Reader) judgeSummary(m *bench.Measurement) (slo.Verdict, error) {
 	}
 	if float64(m.Failed) > r.SLO.MaxErrorRate*float64(m.Requests) {
 		v.Pass, v.Binding, v.Headroom = false, slo.ErrorRate, min(v.Headroom, -minMiss)
-		v.Reason = fmt.Sprintf("%d of %d requests failed", m.Failed, m.Requests)
+		v.Reason = fmt.Sprintf("%s failed", render.Of(m.Failed, m.Requests, "request"))
 	}
 	return v, nil
 }

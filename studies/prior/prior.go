@@ -83,11 +83,12 @@ func (s *Source) take(r *Reader, from string, point space.Point, result trial.Re
 
 const maxRows = 10 // how many taken trials Text shows, and how many reasons why results were left out
 
-// Text lists the trials that were taken from the source, the best first, and says why others were left out.
-func (s *Source) Text() string {
-	var t render.Text
+// Text lists the trials that were taken from the source, the best first, and says why others were left out. Its lines
+// have at most width columns.
+func (s *Source) Text(width int) string {
+	t := render.Text{Width: width}
 	t.Paragraph(fmt.Sprintf("%s (%s): %d taken, %d left out", s.Name, s.Kind, len(s.Taken), len(s.Left)), "  ")
-	t.WriteString(report.PriorTable(s.Taken, maxRows))
+	t.WriteString(report.PriorTable(s.Taken, maxRows, width))
 	for _, r := range reasons(s.Left) {
 		t.Paragraph(fmt.Sprintf("  left out: %s: %s", r.From, r.Why), "    ")
 	}

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strings"
 
 	"github.com/samber/lo"
 
@@ -74,8 +73,8 @@ func (s priorSource) String() string {
 	return text + fmt.Sprintf("; best %s req/s there, %s here (trial %d)", render.Number(s.Best), render.Number(s.Here), *s.Trial)
 }
 
-// PriorTable lists at most limit priors, the best first.
-func PriorTable(trials []studies.Trial, limit int) string {
+// PriorTable lists at most limit priors, the best first, in lines of at most width columns.
+func PriorTable(trials []studies.Trial, limit, width int) string {
 	met, unmet := lo.FilterReject(trials, func(t studies.Trial, _ int) bool { return t.Met() })
 	for _, some := range [][]studies.Trial{met, unmet} {
 		slices.SortStableFunc(some, func(a, b studies.Trial) int {
@@ -83,10 +82,13 @@ func PriorTable(trials []studies.Trial, limit int) string {
 		})
 	}
 	sorted := slices.Concat(met, unmet)
-	var l lines
+	table := render.Table{Indent: 2, Columns: []render.Column{{Right: true}, {}, {Wraps: true, Min: minPoint}}}
 	for _, t := range sorted[:min(limit, len(sorted))] {
-		head := fmt.Sprintf("  %7s req/s  %-14s  ", shortCapacity(t), render.Clip(resultText(t), 14))
-		l.WriteString(render.Hang(head, cmp.Or(t.Point.String(), nothingSet), strings.Repeat(" ", render.Width(head)), l.Columns()))
+		table.Rows = append(table.Rows, []string{shortCapacity(t) + " req/s", render.Clip(resultText(t), maxResult), cmp.Or(t.Point.String(), nothingSet)})
+	}
+	var l lines
+	for _, line := range table.Lines(width) {
+		l.Line("%s", line)
 	}
 	if more := len(sorted) - limit; more > 0 {
 		l.Line("  and %d more", more)

@@ -220,17 +220,29 @@ func searched(trials []studies.Trial) []string {
 // TrialLines sums up a finished trial for a log, in one line if that fits. short has the short names of the flags. mark
 // is written after the point.
 func TrialLines(t studies.Trial, short map[string]string, mark string, width int) (all []string) {
-	head := fmt.Sprintf("trial %2d  %-7s  %6s req/s  %-14s  ", t.Number, t.Origin, shortCapacity(t), render.Clip(resultText(t), 14))
-	rest, margin := pointText(t.Point, short)+" "+mark, render.Width(head)
-	if width-margin < len("gmu=0.97 mnbt=16384 mns=512") { // too little room for a typical point behind the head
-		rest, head, margin = head+rest, "", 2
+	table := render.Table{
+		Columns: []render.Column{{Least: 8}, {Least: 7}, {Least: 12, Right: true}, {Least: maxResult}, {Wraps: true, Min: minPoint}},
+		Rows: [][]string{{
+			fmt.Sprintf("trial %2d", t.Number), string(t.Origin), shortCapacity(t) + " req/s", render.Clip(resultText(t), maxResult),
+			pointText(t.Point, short) + " " + mark,
+		}},
 	}
-	text := strings.TrimSuffix(render.Hang(head, rest, strings.Repeat(" ", margin), width), "\n")
-	for line := range strings.SplitSeq(text, "\n") {
-		all = append(all, render.Clip(line, width))
+	all = table.Lines(width)
+	if !slices.ContainsFunc(all, func(line string) bool { return render.Width(line) > width }) {
+		return all
+	}
+	all = nil // the terminal is too narrow for columns
+	text := render.Paragraph(strings.Join(table.Rows[0], " "), "  ", width)
+	for line := range strings.Lines(text) {
+		all = append(all, render.Clip(strings.TrimSuffix(line, "\n"), width))
 	}
 	return all
 }
+
+const (
+	maxResult = 14                                 // width of a result in a line
+	minPoint  = len("gmu=0.97 mnbt=16384 mns=512") // room for a typical point behind the other columns
+)
 
 // maxLastLines is how many of a dead server's last lines are shown. `tuner logs` shows the whole log.
 const maxLastLines = 5

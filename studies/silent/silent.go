@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"vllmtuner/render"
 	"vllmtuner/studies/fence"
 )
 
@@ -31,7 +32,7 @@ const (
 type DiskError string
 
 func (path DiskError) Error() string {
-	return fmt.Sprintf("%s does not answer within %s; check that its server runs and can be reached (nfsstat -m and dmesg say more)", string(path), Patience)
+	return fmt.Sprintf("%s does not answer within %s; check that its server runs and can be reached (nfsstat -m and dmesg say more)", string(path), render.Took(Patience))
 }
 
 // Is matches fence.ErrSilent: nothing is lost, and the next try may succeed.
@@ -121,7 +122,7 @@ func (w watcher) await(ctx context.Context, path string) error {
 		w.ask(path)
 	}()
 	if sleep(ctx, noticeAfter) {
-		fmt.Fprintf(w.notes, "waiting for %s, whose disk does not answer; for at most %s\n", path, Patience)
+		fmt.Fprintf(w.notes, "waiting for %s, whose disk does not answer; for at most %s\n", path, render.Took(Patience))
 		if sleep(ctx, Patience-noticeAfter) {
 			return DiskError(path)
 		}

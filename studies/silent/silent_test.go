@@ -27,7 +27,7 @@ func TestWatchGivesUpOnASilentDisk(t *testing.T) {
 		{"the disk answers", 0, 10 * time.Minute, never, "done", 10 * time.Minute, false},
 		{"the disk is slow", 3 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, false},
 		{"the disk answers again", 80 * time.Second, 10 * time.Minute, never, "done", 10 * time.Minute, true},
-		{"the disk is silent", never, never, never, "/mnt/b does not answer within 1m30s", 100 * time.Second, true},
+		{"the disk is silent", never, never, never, "/mnt/b does not answer within 1 min 30 s", 100 * time.Second, true},
 		{"the command does not need the silent disk", never, 20 * time.Second, never, "done", 20 * time.Second, true},
 		{"the user stops the command", never, never, 12 * time.Second, errStop.Error(), 17 * time.Second, false},
 		{"the user stops the command, and it ends a moment later", 0, 14 * time.Second, 12 * time.Second, "done", 14 * time.Second, false},

@@ -61,15 +61,15 @@ func failing(v slo.Verdict) string {
 	tooMany := v.Binding == slo.ErrorRate
 	for _, c := range v.Checks {
 		if c.Failed > c.Allowed || tooMany && c.Failed > 0 {
-			return fmt.Sprintf("%d of %d requests failed", c.Failed, c.N)
+			return fmt.Sprintf("%s failed", render.Of(c.Failed, c.N, "request"))
 		}
 	}
 	return ""
 }
 
-// text returns the answer as a text for people.
-func (a Answer) text() string {
-	var t render.Text
+// text returns the answer as a text for people, in lines of at most width columns.
+func (a Answer) text(width int) string {
+	t := render.Text{Width: width}
 	c := a.Capacity
 	switch {
 	case c.Bound == capacity.AtMost:
@@ -141,7 +141,7 @@ func (a Answer) writeFloor(t *render.Text) {
 	case f.InFlight > 0 && f.InFlight < maxAlone:
 		t.Item("", "on average %.2g requests were in flight there: a single request takes this long, and no lower rate will help; raise the limit of %s", f.InFlight, f.Binding)
 	case f.Rate > a.lowest:
-		t.Item("", "begin lower with --rate, or raise --budget, now %s", a.budget)
+		t.Item("", "begin lower with --rate, or raise --budget, now %s", render.Span(a.budget))
 	default:
 		t.Item("", "begin lower with --rate, or raise the limit of %s", f.Binding)
 	}

@@ -60,7 +60,7 @@ func (b *Bench) Preflight(ctx context.Context) error {
 	}
 	uncounted, err := b.Client.CheckLengths(ctx, b.requests(), info.MaxModelLen)
 	if err == nil && uncounted > 0 {
-		fmt.Fprintf(b.Notes, "%d texts may be longer than max-model-len %d; the server cannot count them (no /tokenize, or too many)\n", uncounted, info.MaxModelLen)
+		fmt.Fprintf(b.Notes, "%s may be longer than max-model-len %d; the server cannot count them (no /tokenize, or too many)\n", render.Count(uncounted, "text"), info.MaxModelLen)
 	}
 	return err
 }

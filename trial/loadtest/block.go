@@ -11,7 +11,8 @@ import (
 	"vllmtuner/render"
 )
 
-// A block is the text that reports one run.
+// A block is the text that reports one run. It is no render.Table, because programs read it: names, widths and rules are
+// those of vllm bench serve, whatever the width of the terminal.
 type block struct{ render.Text }
 
 func (t *block) row(name, format string, v any) {
@@ -29,7 +30,7 @@ func (t *block) title(text string, rule string) {
 
 // writeBlock writes one run with the row names of vllm bench serve (0.14.1 and 0.33), and adds rows of its own.
 func writeBlock(w io.Writer, r Result, workload string) error {
-	var t block
+	t := block{render.Text{Width: render.Columns(w)}}
 	m := r.Measurement
 	if r.Limited != "" {
 		t.Paragraph("CLIENT-LIMITED: "+r.Limited+"; the figures below are not the server's alone", "")

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/trial"
 )
 
@@ -29,7 +30,7 @@ const MaxRequests = 10_000_000
 // CheckLength returns an error if a run at the rate would have more than MaxRequests.
 func (l Load) CheckLength(rate float64) error {
 	if n := rate * (l.Window + l.LeadIn).Seconds(); n > MaxRequests {
-		return fmt.Errorf("%g req/s for %s are %.3g requests, and a run has at most %d; lower the rate, --seconds or --lead-in", rate, l.Window+l.LeadIn, n, MaxRequests)
+		return fmt.Errorf("%g req/s for %s are %.3g requests, and a run has at most %d; lower the rate, --seconds or --lead-in", rate, render.Took(l.Window+l.LeadIn), n, MaxRequests)
 	}
 	return nil
 }

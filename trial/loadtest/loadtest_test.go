@@ -139,7 +139,7 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 			Why: "at 32.9 req/s the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"}},
 		{Floor: floor, Capacity: capacity.Capacity{Rate: 0.0234, High: 0.0234, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate, 0.0234 req/s"}, lowest: 0.01, budget: time.Hour},
 	} {
-		text := a.text()
+		text := a.text(80)
 		for line := range strings.Lines(text) {
 			if n := utf8.RuneCountInString(strings.TrimSuffix(line, "\n")); n > 80 {
 				t.Errorf("%d columns: %s", n, line)

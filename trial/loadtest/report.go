@@ -80,7 +80,7 @@ func (o *Report) openFile(write func(*os.File) error) error {
 func (o *Report) add(r Result) error {
 	o.rows++
 	if r.Measurement.Completed == 0 {
-		o.failed = append(o.failed, fmt.Sprintf("%s: all %d requests failed: %s", r.Run, r.Measurement.Requests, failuresText(r.Measurement)))
+		o.failed = append(o.failed, fmt.Sprintf("%s: %s failed: %s", r.Run, render.All(r.Measurement.Requests, "request"), failuresText(r.Measurement)))
 	}
 	if r.Measurement.Void != "" {
 		o.failed = append(o.failed, fmt.Sprintf("%s is void: %s", r.Run, r.Measurement.Void))
@@ -122,7 +122,7 @@ func (o *Report) document(v any) error {
 // Finish ends the report. Below a table it names the highest load that kept the SLO.
 func (o *Report) Finish(steps []capacity.Step) error {
 	if o.table() && o.Bench.SLO != nil && o.Format == FormatText {
-		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].Streams > 0), "  ", render.DefaultWidth)); err != nil {
+		if _, err := io.WriteString(o.Out, render.Paragraph(HighestText(steps, o.Bench.Runs[0].Streams > 0), "  ", render.Columns(o.Out))); err != nil {
 			return err
 		}
 	}
@@ -148,7 +148,7 @@ func keptAny(steps []capacity.Step) error {
 		}
 	}
 	if limited > 0 {
-		return fmt.Errorf("%w: the load generator's delay decided %d of %d verdicts; %s", ErrNoRunKept, limited, len(steps), MoreCores)
+		return fmt.Errorf("%w: the load generator's delay decided %s; %s", ErrNoRunKept, render.Of(limited, len(steps), "verdict"), MoreCores)
 	}
 	return ErrNoRunKept
 }
@@ -163,7 +163,7 @@ func (o *Report) capacity(a Answer) error {
 	if o.Format == FormatText {
 		people = o.Out
 	}
-	if _, err := io.WriteString(people, a.text()); err != nil {
+	if _, err := io.WriteString(people, a.text(render.Columns(people))); err != nil {
 		return err
 	}
 	if !a.Met && a.Capacity.Limited != "" {

@@ -124,14 +124,14 @@ func (b *Bench) notes(r Result, run bench.Run) []string {
 		}
 	}
 	if run.Broken > 0 {
-		notes = append(notes, fmt.Sprintf("%d of %d uncounted requests failed too; first error: %s", run.Broken, run.Others, run.BrokenDetail))
+		notes = append(notes, fmt.Sprintf("%s failed too; first error: %s", render.Of(run.Broken, run.Others, "uncounted request"), run.BrokenDetail))
 	}
 	switch {
 	case r.stopped && r.Measurement.Completed == 0:
 		notes = append(notes, "ended early: p99 TTFT and TPOT include the requests that still waited; no request was completed")
 	case r.stopped:
-		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT include the requests that still waited; of the %d completed requests they are %s and %s ms",
-			r.Measurement.Completed, cell(Latency(r.Measurement, slo.TTFT, 99)), cell(Latency(r.Measurement, slo.TPOT, 99))))
+		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT include the requests that still waited; of the %s they are %s and %s ms",
+			render.Count(r.Measurement.Completed, "completed request"), cell(Latency(r.Measurement, slo.TTFT, 99)), cell(Latency(r.Measurement, slo.TPOT, 99))))
 	}
 	if run.Stalled > 0 {
 		notes = append(notes, fmt.Sprintf("the load generator itself stalled for %.1f s", run.Stalled.Seconds()))

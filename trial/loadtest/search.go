@@ -67,7 +67,7 @@ func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 	if a.Advice != nil && !a.Advice.Near() {
 		switch takes := b.cost(a.Advice.Rate); {
 		case s.spent()+takes > s.Budget:
-			b.say(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", render.Span(takes), s.Budget))
+			b.say(fmt.Sprintf("the advised rate is not measured: that takes %s more, and --budget is %s", render.Span(takes), render.Span(s.Budget)))
 		default:
 			if _, err := b.probe(ctx, report, a.Advice.Rate, false); err != nil {
 				return b.reportSoFar(report, found, err)
@@ -80,7 +80,7 @@ func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 
 // say writes a note, with line breaks between words.
 func (b *Bench) say(text string) {
-	fmt.Fprint(b.Notes, render.Paragraph(text, "  ", render.DefaultWidth))
+	fmt.Fprint(b.Notes, render.Paragraph(text, "  ", render.Columns(b.Notes)))
 }
 
 // maxPriming is the fraction of the budget that may be spent before the first run.
@@ -102,7 +102,7 @@ func (b *Bench) prime(ctx context.Context) error {
 	r, err := b.measure(ctx, Run{Level: trial.Level{Rate: s.Hint}, primes: true, planned: n, schedule: pass.Schedule()}, nil)
 	s.primed = r.took
 	if err == nil && r.Measurement.Failed > 0 {
-		fmt.Fprintf(b.Notes, "%d of %d requests that were sent before the first run failed\n", r.Measurement.Failed, r.Measurement.Requests)
+		fmt.Fprintf(b.Notes, "before the first run, %s failed\n", render.Of(r.Measurement.Failed, r.Measurement.Requests, "request"))
 	}
 	return err
 }

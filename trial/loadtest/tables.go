@@ -15,20 +15,31 @@ import (
 
 // writeRow writes one run as a line of a table. Above the first line it writes the column heads.
 func (o *Report) writeRow(r Result) error {
-	var t render.Text
+	t := render.Text{Width: render.Columns(o.Out)}
 	m, name, offered := r.Measurement, "rate", fmt.Sprintf("%.4g", r.Rate)
 	second, high := slo.TPOT, 99 // the latency in the middle columns, and the percentile shown beside the median
 	if r.Streams > 0 {
 		name, offered, second, high = "conc", strconv.Itoa(r.Streams), slo.ITL, 95
 	}
-	if o.rows == 1 {
-		middle, tail := strings.ToUpper(string(second))+" ms", fmt.Sprintf("p%d", high)
-		fmt.Fprintf(&t, "%7s %7s %7s %13s %13s %14s %6s %s\n", "", "", "", "TTFT ms", middle, "E2E ms", "", "")
-		fmt.Fprintf(&t, "%7s %7s %7s %6s %6s %6s %6s %7s %6s %6s %s\n", name, "req/s", "tok/s", "p50", tail, "p50", tail, "p50", tail, "failed", "SLO")
+	table := render.Table{Gap: 1}
+	add := func(group, head string, least int, cell string) {
+		table.Add(render.Column{Group: group, Head: head, Least: least, Right: true}, []string{cell})
 	}
-	at := func(metric slo.Metric, percentile int) string { return cell(r.latency(metric, percentile)) }
-	fmt.Fprintf(&t, "%7s %7.2f %7.0f %6s %6s %6s %6s %7s %6s %6d %s\n", offered, m.RequestThroughput, m.OutputThroughput,
-		at(slo.TTFT, 50), at(slo.TTFT, high), at(second, 50), at(second, high), at(slo.E2E, 50), at(slo.E2E, high), m.Failed, verdictWord(r))
+	add("", name, 7, offered)
+	add("", "req/s", 7, fmt.Sprintf("%.2f", m.RequestThroughput))
+	add("", "tok/s", 7, fmt.Sprintf("%.0f", m.OutputThroughput))
+	for _, metric := range []slo.Metric{slo.TTFT, second, slo.E2E} {
+		for _, percentile := range []int{50, high} {
+			add(strings.ToUpper(string(metric))+" ms", fmt.Sprintf("p%d", percentile), 6, cell(r.latency(metric, percentile)))
+		}
+	}
+	add("", "failed", 6, strconv.Itoa(m.Failed))
+	table.Add(render.Column{Head: "SLO"}, []string{verdictWord(r)})
+	lines := table.Lines(t.Columns())
+	if o.rows > 1 {
+		lines = lines[len(lines)-1:] // the heads stand above the first row
+	}
+	t.WriteString(strings.Join(lines, "\n") + "\n")
 	if r.Limited != "" {
 		t.Paragraph("        client-limited: "+r.Limited, "        ")
 	}

@@ -74,7 +74,7 @@ func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now t
 		}
 	}
 	if !fromDue && p99 > render.InMilliseconds(maxLag) {
-		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, maxLag)
+		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, render.Took(maxLag))
 	}
 	return ""
 }
@@ -108,15 +108,15 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 		}
 	case planned > 0 && float64(failed) > s.MaxErrorRate*float64(planned):
 		v.Pass, v.Binding, v.Headroom = false, ErrorRate, min(v.Headroom, miss(failed, int(s.MaxErrorRate*float64(planned))))
-		v.Reason = fmt.Sprintf("%d of %d requests failed; at most %.3g %% may fail", failed, planned, 100*s.MaxErrorRate)
+		v.Reason = fmt.Sprintf("%s failed; at most %.3g %% may fail", render.Of(failed, planned, "request"), 100*s.MaxErrorRate)
 	case v.Pass && grown.perSecond > 0:
 		v.Pass, v.Binding, v.Headroom, v.Reason = false, overSaturated, grown.headroom(), grown.String()
 	case v.Pass && (pending > 0 || len(samples) < planned):
 		v.Pass, v.Headroom = false, -minMiss
-		v.Reason = fmt.Sprintf("the probe ended after %d of %d requests", len(samples)-pending, planned)
+		v.Reason = fmt.Sprintf("the probe ended after %s", render.Of(len(samples)-pending, planned, "request"))
 	case v.Pass && len(samples) < least:
 		v.Pass, v.Binding, v.Headroom = false, tooFew, -minMiss
-		v.Reason = fmt.Sprintf("no verdict: %d requests are too few for p%g, which needs %d", len(samples), limit.Percentile, least)
+		v.Reason = fmt.Sprintf("no verdict: %s too few for p%g, which needs %d", render.Are(len(samples), "request"), limit.Percentile, least)
 	}
 	return v
 }

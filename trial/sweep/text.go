@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/trial/loadtest"
@@ -16,7 +18,7 @@ import (
 
 // WriteText writes the tables that sweeps made by hand have, and what these tables cannot show.
 func (s Report) WriteText(w io.Writer) error {
-	var t render.Text
+	t := render.Text{Width: render.Columns(w)}
 	s.writeHead(&t)
 	s.writeConfigs(&t)
 	if !s.measuredAny() {
@@ -48,7 +50,7 @@ func (s Report) WriteText(w io.Writer) error {
 
 // WritePlan says what the sweep will do, and how long it will take.
 func (s *Sweep) WritePlan(w io.Writer) error {
-	var t render.Text
+	t := render.Text{Width: render.Columns(w)}
 	s.writeHead(&t)
 	s.writeConfigs(&t)
 	each := s.StartUp + s.Plan.Planned()
@@ -82,33 +84,29 @@ func (s *Sweep) writeHead(t *render.Text) {
 	t.Item("workload", "%s, seed %d: the same requests in the same order at each load, all of them counted", s.Workload, s.Seed)
 	warm := "no warm-up"
 	if s.Plan.WarmUp > 0 {
-		warm = fmt.Sprintf("warm-up %d requests at %g req/s and %s", s.Plan.WarmUp, s.Plan.WarmUpRate, s.Plan.WarmUpCooldown)
+		warm = fmt.Sprintf("warm-up %s at %g req/s and %s", render.Count(s.Plan.WarmUp, "request"), s.Plan.WarmUpRate, render.Took(s.Plan.WarmUpCooldown))
 	}
 	cache := "carried from load to load"
 	if s.Cache == trial.Reset {
 		cache = "emptied before each load"
 	}
-	t.Item("cache", "%s; %s, then %s between loads", cache, warm, s.Plan.Cooldown)
+	t.Item("cache", "%s; %s, then %s between loads", cache, warm, render.Took(s.Plan.Cooldown))
 	t.Item("SLO", "%s", s.SLO)
 }
 
 // writeConfigs writes the flags of each config, and why its server failed if it did.
 func (s *Sweep) writeConfigs(t *render.Text) {
-	short, longest := render.ShortNames(s.flagNames()), s.labelWidth()
-	fmt.Fprintf(t, "\n%-*s  %6s  %s\n", longest, "config", "KV GiB", "flags")
+	short := render.ShortNames(s.flagNames())
+	table := render.Table{Columns: []render.Column{{Head: "config"}, {Head: "KV GiB", Right: true}, {Head: "flags", Wraps: true, Min: 20}}}
 	for i, c := range s.Configs {
 		flags := make([]string, 0, len(c.Flags))
 		for _, name := range slices.Sorted(maps.Keys(c.Flags)) {
 			flags = append(flags, short[name]+"="+c.Flags[name])
 		}
-		kv := cmp.Or(c.kvCache(), "-")
-		indent := longest + 2 + 6 + 2
-		lines := render.Break(cmp.Or(strings.Join(flags, " "), "(none of its own)"), t.Columns()-indent)
-		fmt.Fprintf(t, "%-*s  %6s  %s\n", longest, s.label(i), kv, strings.Join(lines, "\n"+strings.Repeat(" ", indent)))
-		if trouble := c.trouble(); trouble != "" {
-			t.Paragraph("    "+trouble, "      ")
-		}
+		table.Rows = append(table.Rows, []string{s.label(i), cmp.Or(c.kvCache(), "-"), cmp.Or(strings.Join(flags, " "), "(none of its own)")})
+		table.Under = append(table.Under, c.trouble())
 	}
+	t.Table("", table)
 	if len(short) > 0 {
 		t.WriteString(render.Legend(short, t.Columns()))
 	}
@@ -143,8 +141,9 @@ func (s *Sweep) writeNotes(t *render.Text) {
 
 // writeStandings writes the highest load at which each config kept the SLO.
 func (c comparison) writeStandings(t *render.Text) {
-	longest, what := c.labelWidth(), c.varied()
-	fmt.Fprintf(t, "\nHighest %s within the SLO\n%-*s %11s %8s %7s  %s\n", what, longest, "config", what, "vs base", "", "next on the grid")
+	table := render.Table{Columns: []render.Column{
+		{Head: "config"}, {Head: c.varied(), Right: true}, {Head: "vs base", Right: true}, {}, {Head: "next on the grid", Wraps: true, Min: 16},
+	}}
 	for i, st := range c.all {
 		rate := "none"
 		switch {
@@ -153,15 +152,15 @@ func (c comparison) writeStandings(t *render.Text) {
 		case st.Bound == "":
 			rate = "-"
 		}
-		fmt.Fprintf(t, "%-*s %11s %8s %7s  %s\n", longest, c.label(i), rate, st.versus(), strings.ToUpper(st.mark), c.next(c.Configs[i], st.Capacity))
+		table.Rows = append(table.Rows, []string{c.label(i), rate, st.versus(), strings.ToUpper(st.mark), c.next(c.Configs[i], st.Capacity)})
+		below := ""
 		if len(st.below) > 0 {
-			var below []string
-			for _, load := range st.below {
-				below = append(below, c.loadWord(load))
-			}
-			t.Paragraph(fmt.Sprintf("    not monotone: it failed at %s, below its highest", strings.Join(below, ", ")), "      ")
+			loads := lo.Map(st.below, func(load float64, _ int) string { return c.loadWord(load) })
+			below = fmt.Sprintf("not monotone: it failed at %s, below its highest", strings.Join(loads, ", "))
 		}
+		table.Under = append(table.Under, below)
 	}
+	t.Table(fmt.Sprintf("Highest %s within the SLO", c.varied()), table)
 	if text := c.conclusion(); text != "" {
 		t.Paragraph(text, "")
 	}

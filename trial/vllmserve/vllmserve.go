@@ -22,6 +22,7 @@ import (
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
 	"vllmtuner/foreign"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -122,7 +123,7 @@ func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arriv
 		return nil, fmt.Errorf("read the result of %s: %w", l, err)
 	}
 	if len(result.Samples) != len(arrivals) {
-		return nil, fmt.Errorf("%s wrote a result of %d requests, want %d", l, len(result.Samples), len(arrivals))
+		return nil, fmt.Errorf("%s wrote a result of %s, want %d", l, render.Count(len(result.Samples), "request"), len(arrivals))
 	}
 	complete(result.Samples, arrivals)
 	return result.Samples, nil
@@ -175,7 +176,7 @@ func complete(samples []bench.Sample, arrivals []workload.Arrival) {
 		s.First += offset
 		s.Last += offset
 		if s.OutputTokens != s.WantTokens {
-			s.Failure, s.Detail = bench.WrongLength, fmt.Sprintf("%d tokens were generated, but %d were requested", s.OutputTokens, s.WantTokens)
+			s.Failure, s.Detail = bench.WrongLength, fmt.Sprintf("the server generated %s instead of %d", render.Count(s.OutputTokens, "token"), s.WantTokens)
 		}
 	}
 }
@@ -186,7 +187,7 @@ func neverFinished(arrivals []workload.Arrival, after time.Duration) []bench.Sam
 	for i, a := range arrivals {
 		samples[i] = bench.Sample{
 			Phase: a.Phase, Index: a.Index, Due: a.Due, Sent: a.Due, End: a.Due + after, WantTokens: a.Request.OutputTokens, Conversation: -1,
-			Failure: bench.NeverFinished, Detail: fmt.Sprintf("vllm bench serve had not ended after %s", after.Round(time.Second)),
+			Failure: bench.NeverFinished, Detail: fmt.Sprintf("vllm bench serve had not ended after %s", render.Took(after)),
 		}
 	}
 	return samples

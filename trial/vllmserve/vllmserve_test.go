@@ -121,7 +121,7 @@ func TestLoadFailures(t *testing.T) {
 		{"pandas", "exit status 1 for lack of a package; install them with pip install 'vllm[bench]'", true},
 		{"nothing", "ended with exit code 0 but wrote no result", true},
 		{"garbage", "read the result of ", true},
-		{"short", "wrote a result of 1 requests", true},
+		{"short", "wrote a result of 1 request", true},
 		{"failed", "no request was completed", false},
 		{"some", "requests failed; at most 0 % may", false},
 		{"cut", "no request was completed", false},

@@ -152,8 +152,8 @@ func (c *calibration) enough(chosen []*candidate) error {
 			why += fmt.Sprintf(", %d %s", left.N, left.Why)
 		}
 	}
-	return refuse("study %s has %d probes to fit, and the fit needs at least %d (the study has %d%s); measure more trials: raise budget.trials and run it again, or use another study",
-		c.Study.Name, fitted, minProbes, c.result.Probes, why)
+	return refuse("study %s has %s to fit, and the fit needs at least %d (the study has %d%s); measure more trials: raise budget.trials and run it again, or use another study",
+		c.Study.Name, render.Count(fitted, "probe"), minProbes, c.result.Probes, why)
 }
 
 // note adds a note to the report.

@@ -13,7 +13,6 @@ import (
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/realtime"
-	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
@@ -103,7 +102,7 @@ func calibrated(t *testing.T, server *sim.Profile, r *trial.Runner, configs []st
 	}
 	t.Log("\n" + b.String()) // the report shows why a test failed
 	for line := range strings.Lines(b.String()) {
-		if n := len([]rune(strings.TrimRight(line, "\n"))); n > render.DefaultWidth {
+		if n := len([]rune(strings.TrimRight(line, "\n"))); n > 80 {
 			t.Errorf("a line of the report has %d columns: %s", n, line)
 		}
 	}

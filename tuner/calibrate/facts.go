@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
@@ -45,19 +46,19 @@ func (c *calibration) times(p *sim.Profile) {
 	switch {
 	case len(parts) > 0:
 		for _, path := range startUps {
-			c.set(p, path, median(parts[path]), "measured", "median of %d starts, from their logs", len(parts[path]))
+			c.set(p, path, median(parts[path]), "measured", "median of %s, from the logs", render.Count(len(parts[path]), "start"))
 		}
 	case len(totals) > 0:
 		scale := median(totals) / c.From.StartUp.Total().Seconds()
 		for _, path := range startUps {
-			c.set(p, path, scale**c.From.Value(path), "measured", "the median of %d starts is %.3g s; the parts were not logged and have the proportions of %s",
-				len(totals), median(totals), c.From.Name)
+			c.set(p, path, scale**c.From.Value(path), "measured", "the median of %s is %.3g s; the parts were not logged and have the proportions of %s",
+				render.Count(len(totals), "start"), median(totals), c.From.Name)
 		}
 	default:
 		c.note("no start was timed: start_up keeps the values of %s", c.From.Name)
 	}
 	if len(stops) > 0 {
-		c.set(p, "stop.time", median(stops), "measured", "median of %d stops", len(stops))
+		c.set(p, "stop.time", median(stops), "measured", "median of %s", render.Count(len(stops), "stop"))
 	}
 }
 
@@ -112,8 +113,8 @@ func (c *calibration) acceptance(p *sim.Profile) {
 		before = n
 	}
 	const path = "speculation.acceptance"
-	p.Set(path, chances, "measured", fmt.Sprintf("study %s%s: %.0f drafts of %d probes", c.Study.Name, c.madeUp(), drafts, probes))
-	c.note("%s is %.2g, from the counters of %d probes", path, chances, probes)
+	p.Set(path, chances, "measured", fmt.Sprintf("study %s%s: %.0f drafts of %s", c.Study.Name, c.madeUp(), drafts, render.Count(probes, "probe")))
+	c.note("%s is %.2g, from the counters of %s", path, chances, render.Count(probes, "probe"))
 }
 
 // defaults sets the profile's default of each flag that was not given, if the server's log shows its value.
@@ -148,8 +149,8 @@ func (c *calibration) defaults(p *sim.Profile) {
 			}
 		}
 		if n > 0 && !logged[flag.name] && !c.result.Simulated {
-			c.note("--%s was not given in %d trials, and the server's log does not show its value: assumed to be %v, the default of %s; edit defaults in the file of --from if that is wrong",
-				flag.name, n, flag.value, c.From.Name)
+			c.note("--%s was not given in %s, and the server's log does not show its value: assumed to be %v, the default of %s; edit defaults in the file of --from if that is wrong",
+				flag.name, render.Count(n, "trial"), flag.value, c.From.Name)
 		}
 	}
 }

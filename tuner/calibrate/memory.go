@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/sim"
 )
@@ -68,7 +69,7 @@ func (c *calibration) bytesPerToken() (bytes float64, n int) {
 // solveMemory fits the constants that determine the size of the KV cache.
 func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 	if bytes, n := c.bytesPerToken(); n > 0 {
-		c.set(p, "memory.kv_per_token", bytes, "solved", "from the KV sizes in GiB and in tokens of %d starts", n)
+		c.set(p, "memory.kv_per_token", bytes, "solved", "from the KV sizes in GiB and in tokens of %s", render.Count(n, "start"))
 	}
 	sizes := c.kvSizes(p)
 	c.result.Memory.N = len(sizes)
@@ -87,7 +88,7 @@ func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 		return err
 	}
 	c.result.Memory.Before = rootMeanSquare(p, sizes)
-	c.record(p, f, "solved", fmt.Sprintf("solved from the KV sizes of %d starts", len(sizes)), "these starts")
+	c.record(p, f, "solved", fmt.Sprintf("solved from the KV sizes of %s", render.Count(len(sizes), "start")), "these starts")
 	c.result.Memory.After = rootMeanSquare(p, sizes)
 	return nil
 }

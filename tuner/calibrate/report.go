@@ -6,7 +6,6 @@ import (
 	"io"
 	"math"
 	"strings"
-	"time"
 
 	"vllmtuner/render"
 )
@@ -15,7 +14,7 @@ func joined(names []string) string { return strings.Join(names, ", ") }
 
 // WriteText writes the result as text.
 func (r *Result) WriteText(w io.Writer) error {
-	var b render.Text
+	b := render.Text{Width: render.Columns(w)}
 	r.writeUse(&b)
 	r.writeErrors(&b)
 	r.writeConstants(&b)
@@ -27,7 +26,7 @@ func (r *Result) WriteText(w io.Writer) error {
 
 // writeUse writes which trials and probes were used, and how the fit went.
 func (r *Result) writeUse(b *render.Text) {
-	text := fmt.Sprintf("%s, %d of %d trials; from %s", r.Study, r.UsedTrials, r.Trials, r.From)
+	text := fmt.Sprintf("%s, %s; from %s", r.Study, render.Of(r.UsedTrials, r.Trials, "trial"), r.From)
 	if r.Simulated {
 		text += ". The study measured a simulated server, so the profile describes a simulation and no GPU"
 	}
@@ -41,13 +40,13 @@ func (r *Result) writeUse(b *render.Text) {
 		b.Item("", "%s", render.Count(left.N, "trial")+" left out: "+left.Why)
 	}
 	if r.Memory.N > 0 {
-		text = fmt.Sprintf("of %d starts, %d of them refused: error %.3f GiB, before %.3g (root mean square)", r.Memory.N, r.Memory.Refused, r.Memory.After, r.Memory.Before)
+		text = fmt.Sprintf("of %s, %d of them refused: error %.3f GiB, before %.3g (root mean square)", render.Count(r.Memory.N, "start"), r.Memory.Refused, r.Memory.After, r.Memory.Before)
 		b.Item("KV cache", "%s", text)
 	}
 	if r.HitRate >= 0 {
 		b.Item("hit rate", "of the prefix cache: median error %.1f points; not fitted", 100*r.HitRate)
 	}
-	text = fmt.Sprintf("%d replays of all probes in %s", r.Replays, r.Took.Round(100*time.Millisecond))
+	text = fmt.Sprintf("%s of all probes in %s", render.Count(r.Replays, "replay"), render.Took(r.Took))
 	switch {
 	case r.TimeUp:
 		text += "; ended by the time limit: a longer --time-limit may reduce the errors"
@@ -59,21 +58,26 @@ func (r *Result) writeUse(b *render.Text) {
 
 // writeErrors writes the errors of the predictions.
 func (r *Result) writeErrors(b *render.Text) {
-	fmt.Fprintf(b, "\nerror, %%         %-21s%-21s%s\n", "before", "after, fitted", "after, held out")
-	fmt.Fprintf(b, "%-14s%s\n", "", strings.Repeat(fmt.Sprintf("%7s%7s%7s", "median", "p90", "max"), 3))
+	table := render.Table{Gap: 1, Columns: []render.Column{{Head: "error, %"}}}
+	for _, group := range []string{"before", "after, fitted", "after, held out"} {
+		for _, head := range []string{"median", "p90", "max"} {
+			table.Columns = append(table.Columns, render.Column{Group: group, Head: head, Right: true, Least: len("median")})
+		}
+	}
 	for _, m := range r.Metrics {
-		fmt.Fprintf(b, "%-14s", m.Metric)
+		row := []string{m.Metric}
 		for _, s := range []Spread{m.Before, m.After, m.HeldOut} {
 			for _, v := range []float64{s.Median, s.P90, s.Max} {
 				text := "-"
 				if s.N > 0 {
 					text = formatError(100 * v)
 				}
-				fmt.Fprintf(b, "%7s", text)
+				row = append(row, text)
 			}
 		}
-		b.WriteString("\n")
+		table.Rows = append(table.Rows, row)
 	}
+	b.Table("", table)
 }
 
 // formatConstant formats a constant with four digits, or as a whole number if it is 1,000 or more.
@@ -97,7 +101,9 @@ func formatError(v float64) string {
 
 // writeConstants writes the known constants as a table. Then it writes the other constants, and why they are not known.
 func (r *Result) writeConstants(b *render.Text) {
-	fmt.Fprintf(b, "\n%-34s%10s%11s  %-12s%s\n", "constant", "before", "after", "unit", "error")
+	table := render.Table{Columns: []render.Column{
+		{Head: "constant", Alone: true, Min: 30}, {Head: "before →", Right: true}, {Head: "after", Right: true}, {Head: "unit"}, {Head: "error"},
+	}}
 	var unseen []string
 	for _, c := range r.Changes {
 		switch c.Standing {
@@ -109,16 +115,12 @@ func (r *Result) writeConstants(b *render.Text) {
 			case c.Error > 0:
 				text = strings.Replace("± "+render.Share(c.Error), "± <", "<", 1)
 			}
-			name := fmt.Sprintf("%-34s", c.Path)
-			if len(c.Path) > 33 {
-				fmt.Fprintf(b, "%s\n", c.Path)
-				name = strings.Repeat(" ", 34)
-			}
-			fmt.Fprintf(b, "%s%10s →%9s  %s\n", name, formatConstant(c.Before), formatConstant(c.After), strings.TrimSpace(fmt.Sprintf("%-12s%s", c.Unit, text)))
+			table.Rows = append(table.Rows, []string{c.Path, formatConstant(c.Before) + " →", formatConstant(c.After), c.Unit, text})
 		case Unseen:
 			unseen = append(unseen, c.Path)
 		}
 	}
+	b.Table("", table)
 	b.WriteString("\n")
 	for _, c := range r.Changes {
 		if c.Standing == Held {

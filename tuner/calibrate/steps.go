@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"vllmtuner/bench"
+	"vllmtuner/render"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/trial"
 )
@@ -117,7 +118,7 @@ func (c *stepFit) run(ctx context.Context) error {
 	}
 	c.result.Converged = f.converged && !c.result.TimeUp
 	fitted, heldOut := rows(c.chosen, false), rows(c.chosen, true)
-	c.record(p, f, "fit", fmt.Sprintf("fit to %d probes of %d trials", c.result.Fitted, len(c.chosen)), "the probes")
+	c.record(p, f, "fit", fmt.Sprintf("fit to %s of %s", render.Count(c.result.Fitted, "probe"), render.Count(len(c.chosen), "trial")), "the probes")
 	after, afterErrs, err := c.predict(ctx, quiet(p))
 	if err != nil {
 		return err
@@ -137,8 +138,8 @@ func (c *stepFit) run(ctx context.Context) error {
 // tooShort returns an *InputError that suggests a longer time limit.
 func (c *stepFit) tooShort(replay time.Duration) error {
 	wanted := max(time.Second, 2*replay*time.Duration(c.planned)).Round(time.Second)
-	return refuse("the time limit of %s is too short for a fit to %d probes: one replay of them takes %s; give --time-limit %s",
-		c.Limit, c.result.Fitted+c.result.HeldOut, replay.Round(time.Millisecond), wanted)
+	return refuse("the time limit of %s is too short for a fit to %s: one replay of them takes %s; give --time-limit %s",
+		render.Took(c.Limit), render.Count(c.result.Fitted+c.result.HeldOut, "probe"), render.Took(replay), wanted)
 }
 
 // limited calls do with a context that ends after the given part of the time limit. If the time is up, limited returns

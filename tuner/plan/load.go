@@ -107,9 +107,9 @@ func (l *Load) checkBudget() error {
 		return nil
 	}
 	least, limit := f.SLO.MinRequests()
-	return fmt.Errorf("%s: budget.gpu_time %s is less than one probe takes: %s for %d requests (a verdict on %s takes %d), and a trial has about %d probes; "+
+	return fmt.Errorf("%s: budget.gpu_time %s is less than one probe takes: %s for %s (a verdict on %s takes %d), and a trial has about %d probes; "+
 		"raise it, lower probe.min_requests or probe.seconds, or choose a lower percentile",
-		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), l.Requests(), limit, least, TypicalProbes)
+		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), render.Count(l.Requests(), "request"), limit, least, TypicalProbes)
 }
 
 // checkRequests returns an error if the workload is too small for a probe. It also reports skipped rows and repeated
@@ -123,7 +123,7 @@ func (l *Load) checkRequests(say Say) error {
 		return inputf("%s: workload: %w", l.file.Path, err)
 	}
 	if workload.Repeats(l.Source, need) > 0 {
-		say("repeats", "the workload has %d requests, but a probe sends %d: they repeat and hit the prefix cache (repeat: salt makes them miss it)", l.Source.Len(), need)
+		say("repeats", "the workload has %s, but a probe sends %d: they repeat and hit the prefix cache (repeat: salt makes them miss it)", render.Count(l.Source.Len(), "request"), need)
 	}
 	return nil
 }

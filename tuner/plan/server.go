@@ -128,7 +128,7 @@ func (s *Server) checkFlags(ctx context.Context, args []string, say Say, ask boo
 	}
 	flags, _ := space.Flags(args) // no error: studyfile has already parsed these args
 	own := lo.UniqBy(flags, func(f space.Flag) string { return f.Name })
-	say("server", "%s knows all %d flags of the study (it has %d flags)", command, len(own), len(accepted))
+	say("server", "%s knows %s of the study (it has %s)", command, render.All(len(own), "flag"), render.Count(len(accepted), "flag"))
 	return nil
 }
 

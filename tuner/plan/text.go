@@ -7,9 +7,9 @@ import (
 	"vllmtuner/render"
 )
 
-// Text returns a description of the study with an estimate of its time.
-func (p *Plan) Text() string {
-	var t render.Text
+// Text returns a description of the study with an estimate of its time, in lines of at most width columns.
+func (p *Plan) Text(width int) string {
+	t := render.Text{Width: width}
 	f := p.File
 	probe := f.Probe.LeadIn + p.Load.Window()
 	each, probes := TypicalStart+TypicalProbes*probe, "in full"
@@ -32,8 +32,8 @@ func (p *Plan) Text() string {
 	if precision := f.Probe.Precision; precision > 0 {
 		longest := TypicalStart + time.Duration(f.Probe.MaxProbes)*probe
 		t.Paragraph(fmt.Sprintf("precision: each trial goes on until its capacity is known to ±%.3g %% (95 %% interval), "+
-			"for at most %d probes, about %s; the estimate above does not include this",
-			100*precision, f.Probe.MaxProbes, render.Span(longest)), "  ")
+			"for at most %s, about %s; the estimate above does not include this",
+			100*precision, render.Count(f.Probe.MaxProbes, "probe"), render.Span(longest)), "  ")
 	}
 	return t.String()
 }

@@ -7,6 +7,7 @@ import (
 	"math"
 	"slices"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/tuner/space"
 )
@@ -39,8 +40,8 @@ func newGrid(s *space.Space, seed uint64, budget int) (*grid, error) {
 		}
 	}
 	if n := cells(levels); n > maxCells {
-		return nil, fmt.Errorf("lay out a grid: %d parameters make at least %.0f points, more than %d; search fewer of them, or take tpe or random",
-			len(parameters), n, maxCells)
+		return nil, fmt.Errorf("lay out a grid: %s need at least %.0f points, more than %d; search fewer of them, or take tpe or random",
+			render.Count(len(parameters), "parameter"), n, maxCells)
 	}
 	slices.SortStableFunc(numbers, func(a, b int) int { return byRange(&parameters[a], &parameters[b]) })
 	best := factorial(s, levels)
@@ -113,5 +114,5 @@ func (g *grid) Next(_ int, history []studies.Trial) (space.Point, error) {
 			return p, nil
 		}
 	}
-	return nil, fmt.Errorf("%w: all %d points of the grid were tried", ErrExhausted, len(g.points))
+	return nil, fmt.Errorf("%w: the whole grid of %s was tried", ErrExhausted, render.Count(len(g.points), "point"))
 }

@@ -265,7 +265,7 @@ func TestAGridThatCannotBeIsRefused(t *testing.T) {
 		space *space.Space
 		want  string
 	}{
-		{huge, "20 parameters make at least 1048576 points, more than 16384; search fewer of them"},
+		{huge, "20 parameters need at least 1048576 points, more than 16384; search fewer of them"},
 		{empty, "none of its points keeps the constraints; widen the ranges"},
 	} {
 		if _, err := New("grid", row.space, 1, 30); err == nil || !strings.Contains(err.Error(), row.want) {

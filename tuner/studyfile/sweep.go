@@ -7,6 +7,7 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
+	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
@@ -135,8 +136,8 @@ func (c checker) checkSweep() {
 		if c.nodes[at] == nil {
 			at = "sweep.concurrencies"
 		}
-		c.failAtKey(at, "%d requests hardly reach a concurrency of %d; write requests: %d, or lower concurrencies",
-			s.Requests, s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
+		c.failAtKey(at, "a load of %s hardly reaches a concurrency of %d; write requests: %d, or lower concurrencies",
+			render.Count(s.Requests, "request"), s.Concurrencies[n-1], 2*s.Concurrencies[n-1])
 	}
 	if least, limit := c.SLO.MinRequests(); s.Requests > 0 && s.Requests < least {
 		c.failAtKey("sweep.requests", "a verdict on %s needs %d requests, and a load has only %d; write requests: %d, or take a lower percentile",

@@ -7,7 +7,7 @@ import (
 )
 
 func TestGPUNamesLeaveOutTheNumberOfAnInstance(t *testing.T) {
-	p := Plan{GPUs: []gpu.GPU{
+	p := Machine{GPUs: []gpu.GPU{
 		{Name: "NVIDIA A800", MIG: "2g.20gb #3", Profile: "2g.20gb"}, {Name: "NVIDIA A800", MIG: "2g.20gb #5", Profile: "2g.20gb"},
 		{Name: "NVIDIA A800", MIG: "enabled"}, {Name: "NVIDIA H200"},
 	}}
