@@ -282,7 +282,7 @@ func addEvent(tx *transaction, kind, text string) {
 	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trialCount(tx)})
 }
 
-func trialCount(tx *transaction) int64 { return tx.holds[trialsTable.name].Rows }
+func trialCount(tx *transaction) int64 { return tx.sums[trialsTable.name].Rows }
 
 // formatSeed returns a seed as decimal text, because an unsigned 64-bit number does not fit SQLite's INTEGER.
 func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
