@@ -158,8 +158,8 @@ var leftovers = []struct {
 }{
 	{".", regexp.MustCompile(`^write-check-[0-9]+\.tmp$`)},
 	{".", regexp.MustCompile(`^server\.json\.[0-9]+\.tmp$`)}, // the record of servers that a run has started
-	{".", lookName},
-	{fence.SlotDir, lookName},
+	{".", refreshName},
+	{fence.SlotDir, refreshName},
 	{fence.OwnerDir, regexp.MustCompile(`^` + ownerID + `$`)},
 	{snapshotDir, regexp.MustCompile(`^[0-9]{12}-[0-9]{12}(\.db|-[0-9]{12}\.delta)\.tmp(-journal|\.delta)?$`)},
 	{backupDir, regexp.MustCompile(`^schema-[0-9]+\.db\.tmp(-journal)?$`)},
@@ -168,7 +168,7 @@ var leftovers = []struct {
 // ownerID matches an ID that thisOwner makes: 26 characters of base32.
 const ownerID = `[a-z2-7]{26}`
 
-var lookName = regexp.MustCompile(`^look-` + ownerID + `$`)
+var refreshName = regexp.MustCompile(`^look-` + ownerID + `$`)
 
 // sweep removes leftovers.
 func (s *Store) sweep() error {
