@@ -140,7 +140,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		select {
 		case <-s.process.Exited():
 			s.log.close() // the error is left to Stop, which reports it
-			return s.death(s.ending(""))
+			return s.death(s.exitState(""))
 		case <-ctx.Done():
 			if cause := context.Cause(ctx); !errors.Is(cause, errStartTimeout) {
 				return fmt.Errorf("start the server: %w", cause)
