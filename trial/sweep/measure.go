@@ -61,7 +61,7 @@ func (s *Sweep) Outcome() error {
 		return errors.New("no config could be measured; the table says why")
 	case len(c.best) > 0:
 		return nil
-	case slices.ContainsFunc(c.all, func(st standing) bool { return st.Limited != "" }):
+	case slices.ContainsFunc(c.all, func(r configResult) bool { return r.Limited != "" }):
 		return fmt.Errorf("%w while the load generator was on time; %s", ErrNoConfigKept, loadtest.MoreCores)
 	}
 	return ErrNoConfigKept
