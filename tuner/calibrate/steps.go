@@ -100,7 +100,7 @@ func (c *calibration) fitSteps(ctx context.Context, p *sim.Profile, chosen []*ca
 	if err := c.move(ctx, f, p, chosen); err != nil {
 		return err
 	}
-	if f.reading.known == nil {
+	if f.separation.known == nil {
 		return c.tooShort(replay)
 	}
 	c.result.Converged = f.converged && !c.result.TimeUp
