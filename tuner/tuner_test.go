@@ -364,20 +364,20 @@ func TestAHangGetsASecondChance(t *testing.T) {
 	}
 }
 
-// A hanging server stops answering in its fourth load.
-type hanging struct {
+// A hangingServer stops answering in its fourth load.
+type hangingServer struct {
 	trial.Server
 	trial.Load
 	exited chan struct{}
 	runs   int
 }
 
-func (h *hanging) Exited() <-chan struct{} { return h.exited }
-func (h *hanging) Err() error {
+func (h *hangingServer) Exited() <-chan struct{} { return h.exited }
+func (h *hangingServer) Err() error {
 	return &serverctl.ExitError{Class: serverctl.Hang, Evidence: "no token"}
 }
 
-func (h *hanging) Run(ctx context.Context, s workload.Schedule, stop bench.Stop) (bench.Run, error) {
+func (h *hangingServer) Run(ctx context.Context, s workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	const last = 4 // this load comes after the warm-up and two probes
 	if h.runs++; h.runs == last {
 		close(h.exited)
@@ -397,7 +397,7 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 		if starts++; starts > 1 || err != nil {
 			return server, load, err
 		}
-		h := &hanging{Server: server, Load: load, exited: make(chan struct{})}
+		h := &hangingServer{Server: server, Load: load, exited: make(chan struct{})}
 		return h, h, nil
 	}
 	mustRun(t, s)

@@ -39,12 +39,12 @@ func (r report) overall(method int, in func(world) bool) (o overall) {
 		if !in(s.world) {
 			continue
 		}
-		o.take(s.findings[method], s.capacity)
+		o.take(s.results[method], s.capacity)
 	}
 	return o
 }
 
-func (o *overall) take(f finding, truth float64) {
+func (o *overall) take(f methodResult, truth float64) {
 	errors := f.errors(truth)
 	bias, sd := meanSD(errors)
 	o.bias, o.sd = append(o.bias, bias), append(o.sd, sd)
@@ -149,7 +149,7 @@ func (r report) summary(b *strings.Builder) {
 			continue
 		}
 		fmt.Fprintf(b, "\n## Worlds: %s (%d)\n\n| method | %s", group.name, n, figuresHead)
-		for i, f := range r.studies[0].findings {
+		for i, f := range r.studies[0].results {
 			fmt.Fprintf(b, "| %s | %s\n", f.method, r.overall(i, group.in).row())
 		}
 	}
@@ -160,14 +160,14 @@ func (r report) matrix(b *strings.Builder) {
 	b.WriteString("\n## RMSE by world, %\n\n| world |")
 	lines := "|---|"
 	const shown = 7 // our search in three settings, and the four rivals
-	for _, f := range r.studies[0].findings[:shown] {
+	for _, f := range r.studies[0].results[:shown] {
 		fmt.Fprintf(b, " %s |", f.method)
 		lines += "---|"
 	}
 	b.WriteString("\n" + lines + "\n")
 	for _, s := range r.studies {
 		fmt.Fprintf(b, "| %s |", s.name)
-		for _, f := range s.findings[:shown] {
+		for _, f := range s.results[:shown] {
 			fmt.Fprintf(b, " %.1f |", rms(f.errors(s.capacity)))
 		}
 		b.WriteString("\n")
@@ -233,7 +233,7 @@ func (r report) details(b *strings.Builder) {
 	b.WriteString("\n## Every world\n")
 	for _, s := range r.studies {
 		fmt.Fprintf(b, "\n### %s: %.4g req/s\n\n| method | %s", s.name, s.capacity, figuresHead)
-		for _, f := range s.findings {
+		for _, f := range s.results {
 			var o overall
 			o.take(f, s.capacity)
 			fmt.Fprintf(b, "| %s | %s\n", f.method, o.row())
