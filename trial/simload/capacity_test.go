@@ -124,8 +124,8 @@ func (s study) repeat(m method, first, reps int) (methodResult, error) {
 	return f, err
 }
 
-// compare runs all methods. Then it runs our search once more, with windows that last as long in all as those of the
-// cheapest rival.
+// compare runs all methods. Then it runs our search once more, with windows that last as long in all as the windows of
+// the cheapest rival.
 func (s *study) compare(reps int) error {
 	own := []method{
 		{"ours, search", ours(searchLengths, 0)}, {"ours, confirmation", ours(confirmLengths, 0)}, {"ours, ±5 %", ours(confirmLengths, 0.05)},

@@ -19,7 +19,7 @@ import (
 // the hint is right within a third (measured with simulated engines, hint error 0.35 in log rate).
 const Gallop = 1.35
 
-// confirmWindows is how many times as long the windows of a confirmation are as those of the search.
+// confirmWindows is how many times as long as in the search the windows of a confirmation are.
 const confirmWindows = 2
 
 // TypicalStart and TypicalProbes are used to estimate the time of a trial. TypicalStart is how long a 70B model takes
