@@ -16,8 +16,8 @@ import (
 func TestAHangIsNoticed(t *testing.T) {
 	t.Parallel()
 	for mode, evidence := range map[string]string{
-		"busy":   "no token for 300ms though 3 requests run",                       // its counters never change, but /health answers 200
-		"frozen": "an idle server generated no token for our request within 300ms", // its counters say that it is idle
+		"busy":   "no token for 300ms though 3 requests run",                                  // its counters never change, but /health answers 200
+		"frozen": "an idle server generated no token for a request of the tuner within 300ms", // its counters say that it is idle
 	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()

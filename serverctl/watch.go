@@ -42,7 +42,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			return nil
 		case err := <-ping:
 			if ping = nil; err != nil && ctx.Err() == nil {
-				return s.failure(Hang, NoToken, "an idle server generated no token for our request within %v: %v", s.config.HangTimeout, err)
+				return s.failure(Hang, NoToken, "an idle server generated no token for a request of the tuner within %v: %v", s.config.HangTimeout, err)
 			}
 			continue
 		case <-s.process.Exited():

@@ -223,11 +223,11 @@ type Disk struct {
 func (d Disk) Owners() string {
 	switch d.Mount.Locks() {
 	case fence.CertainLocks:
-		return "the next run continues a killed run at once"
+		return "the next run continues a killed one at once"
 	case fence.SharedLocks:
-		return "shared: the next run continues a killed run after a second, and a run that was cut off once --takeover-after has passed"
+		return "shared: the next run continues a killed one after a second; if the other host was cut off, after --takeover-after"
 	}
-	return "shared, without locks: the next run continues a killed run once --takeover-after has passed"
+	return "shared, without locks: the next run continues a killed one after --takeover-after"
 }
 
 // ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study. Such
@@ -273,7 +273,7 @@ func slow(commit time.Duration) []string {
 	if commit <= slowCommit {
 		return nil
 	}
-	return []string{fmt.Sprintf("a small write takes %s, and at most %s on a healthy disk: each probe waits for several; "+
+	return []string{fmt.Sprintf("a small write takes %s, but at most %s on a healthy disk; each probe waits for several writes; "+
 		"check the disk, or the network to it", commit.Round(time.Millisecond), slowCommit)}
 }
 

@@ -398,7 +398,7 @@ func (s *Store) Lost() <-chan struct{} { return s.lease.Lost() }
 // Err returns the reason why the study is lost; nil if it is not lost.
 func (s *Store) Err() error {
 	if err := s.lease.Err(); err != nil {
-		return fmt.Errorf("the study in %s is lost: %w", s.dir, err)
+		return fmt.Errorf("this run no longer owns the study in %s: %w", s.dir, err)
 	}
 	return nil
 }

@@ -149,7 +149,7 @@ func explain(err error) error {
 		if field == "" {
 			field = "it"
 		}
-		return fmt.Errorf("%s is a %s, want a %s", field, wrong.Value, want)
+		return fmt.Errorf("%s is a %s, must be a %s", field, wrong.Value, want)
 	}
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return fmt.Errorf("is not JSON: syntax error at byte %d", syntax.Offset)

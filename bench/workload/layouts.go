@@ -223,11 +223,11 @@ func parseMooncake(text []byte) (row recordedRow, err error) {
 	}
 	row.PromptTokens, row.OutputTokens, row.blocks = *line.InputLength, *line.OutputLength, line.HashIDs
 	if want := (row.PromptTokens + blockTokens - 1) / blockTokens; row.blocks != nil && len(row.blocks) != want {
-		return row, fmt.Errorf("has %d hash_ids for %d tokens, want %d: each id is a block of %d tokens", len(row.blocks), row.PromptTokens, want, blockTokens)
+		return row, fmt.Errorf("has %d hash_ids for %d tokens, must have %d: each id is a block of %d tokens", len(row.blocks), row.PromptTokens, want, blockTokens)
 	}
 	for _, id := range row.blocks {
 		if id < 0 || id >= 1<<48 {
-			return row, fmt.Errorf("hash id %d is outside [0, 2^48)", id)
+			return row, fmt.Errorf("hash id %d must be from 0 to below 2^48", id)
 		}
 	}
 	return row, nil

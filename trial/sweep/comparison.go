@@ -175,7 +175,7 @@ func (c comparison) limits() []string {
 	} else {
 		texts = append(texts, "The end: no load follows the last requests. They see an emptying server, so the figures are too good where answers are long.")
 	}
-	return append(texts, "`tuner run` searches the flags, and rates between those of the grid. Its windows last long enough for a p99, with load before and after them.")
+	return append(texts, "`tuner run` searches the flags, and also measures rates between the rates of the grid. Its windows last long enough for a p99, with load before and after them.")
 }
 
 // drawLimit says how few requests decide the highest percentile in the SLO.

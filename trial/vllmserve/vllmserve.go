@@ -122,7 +122,7 @@ func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arriv
 		return nil, fmt.Errorf("read the result of %s: %w", l, err)
 	}
 	if len(result.Samples) != len(arrivals) {
-		return nil, fmt.Errorf("%s wrote a result of %d requests, want %d", l, len(result.Samples), len(arrivals))
+		return nil, fmt.Errorf("%s wrote a result of %d requests instead of %d", l, len(result.Samples), len(arrivals))
 	}
 	complete(result.Samples, arrivals)
 	return result.Samples, nil

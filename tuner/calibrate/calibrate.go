@@ -153,14 +153,18 @@ func (c *calibration) enough(chosen []*candidate) error {
 	if fitted >= minProbes {
 		return nil
 	}
-	why := ""
+	var reasons []string
 	for _, list := range []Counts{c.result.LeftOut, c.result.LeftOutTrials} {
 		for _, left := range list {
-			why += fmt.Sprintf(", %d %s", left.N, left.Why)
+			reasons = append(reasons, fmt.Sprintf("%d %s", left.N, left.Why))
 		}
 	}
-	return refuse("study %s has %d probes to fit, and the fit needs at least %d (the study has %d%s); measure more trials: raise budget.trials and run it again, or use another study",
-		c.Study.Name, fitted, minProbes, c.result.Probes, why)
+	leftOut := ""
+	if len(reasons) > 0 {
+		leftOut = "; left out: " + strings.Join(reasons, ", ")
+	}
+	return refuse("study %s: %d of %s can be fitted, and the fit needs at least %d%s; measure more trials: raise budget.trials and run the study again, or use another study",
+		c.Study.Name, fitted, render.Count(c.result.Probes, "probe"), minProbes, leftOut)
 }
 
 // note adds a note to the report.

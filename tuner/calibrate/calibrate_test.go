@@ -240,7 +240,7 @@ func TestFitRefusesTooFewProbes(t *testing.T) {
 	in.Study.Trials[0].Probes[1].Verdict.ClientLimited = "late"
 	_, err := Fit(t.Context(), in)
 	var refused *InputError
-	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "has 4 probes to fit, and the fit needs at least 10") ||
+	if !errors.As(err, &refused) || !strings.Contains(err.Error(), ": 4 of ") ||
 		!strings.Contains(err.Error(), "1 stopped early, 1 client-limited") || !strings.Contains(err.Error(), "budget.trials") {
 		t.Errorf("Fit = %v, want a refusal with the numbers of probes", err)
 	}

@@ -131,6 +131,6 @@ func (r *Result) writeConstants(b *render.Text) {
 		}
 	}
 	if len(unseen) > 0 {
-		b.Item("unseen", "with the values of %s, because they have no effect in this study: %s", r.From, joined(unseen))
+		b.Item("unseen", "these keep the values of %s, because they have no effect in this study: %s", r.From, joined(unseen))
 	}
 }
