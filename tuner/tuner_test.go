@@ -404,7 +404,7 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	got := answers(t, store)[0]
 	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + gpuTime(got.Probes)
 	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > gpuTime(got.Probes[:1]) {
-		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes, of which the first took %v", starts, rest, gpuTime(got.Probes[:1]))
+		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes; the first probe took %v", starts, rest, gpuTime(got.Probes[:1]))
 	}
 	if !slices.ContainsFunc(got.Result.Notes, func(n string) bool { return strings.Contains(n, "a first server ended with hang: no token") }) {
 		t.Errorf("notes %q do not tell of the first server", got.Result.Notes)

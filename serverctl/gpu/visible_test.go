@@ -35,7 +35,7 @@ func TestVisible(t *testing.T) {
 		{"so does an empty list", unset, "", []int{0, 1, 2}},
 		{"none is none", unset, "none", nil},
 		{"UUIDs pick from the node's GPUs", unset, "GPU-46ed1cc9-0002,GPU-8932f937-d72c", []int{0, 2}},
-		{"UUIDs of which none is there", unset, "GPU-dead", nil},
+		{"UUIDs that are not there", unset, "GPU-dead", nil},
 		{"CUDA's indices count what the runtime let in", "1", "GPU-46ed1cc9-0002,GPU-8932f937-d72c", []int{2}},
 	} {
 		t.Run(row.name, func(t *testing.T) {

@@ -307,8 +307,8 @@ func TestWhyNot(t *testing.T) {
 	}
 }
 
-// Starts determine the memory constants, and refused starts count too. The result names constants of which only the
-// joint effect is known.
+// Starts determine the memory constants, and refused starts count too. The result names the constants whose
+// joint effect alone is known.
 func TestMemoryFromStarts(t *testing.T) {
 	truth := *profile(t)
 	truth.Memory.FixedGiB, truth.Memory.GPUGiB, truth.Memory.GraphReserveGiB = 10, 24, 1
