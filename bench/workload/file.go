@@ -141,7 +141,7 @@ func explain(err error) error {
 		return err
 	}
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		want := map[reflect.Kind]string{reflect.Int: "whole number", reflect.Slice: "list", reflect.Struct: "JSON object"}[wrong.Type.Kind()]
+		want := map[reflect.Kind]string{reflect.Int: "whole number", reflect.Float64: "number", reflect.Slice: "list", reflect.Struct: "JSON object"}[wrong.Type.Kind()]
 		if want == "" {
 			want = wrong.Type.Kind().String()
 		}

@@ -38,7 +38,7 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"no vocabulary", Spec{Kind: "random", VocabSize: 3}, "", []string{"vocabulary of 3", "config.json"}},
 		{"a spread twice", Spec{Kind: "random", RangeRatio: 0.5, InputRangeRatio: 0.5}, "", []string{"range ratio 0.5 applies to prompts and answers, but one of them also has its own"}},
 		{"an answer spread of one", Spec{Kind: "random", OutputRangeRatio: 1}, "", []string{"range ratio 1 must be at least 0 and below 1"}},
-		{"a gigantic prefix", Spec{Kind: "random", PrefixTokens: 1e9}, "", []string{"prefix tokens 1000000000 is outside"}},
+		{"a gigantic prefix", Spec{Kind: "random", PrefixTokens: 1e9}, "", []string{"prefix tokens 1000000000 must be from 0 to 10000000"}},
 		{"a hit rate for random", Spec{Kind: "random", HitPercent: 50}, "", []string{"does not use hit percent: leave it out, or use kind shared-prefix"}},
 		{"no hit rate", Spec{Kind: "shared-prefix"}, "", []string{"needs the hit percent"}},
 		{"all shared", Spec{Kind: "shared-prefix", HitPercent: 100}, "", []string{"hit percent 100 must be above 0 and below 100"}},
@@ -64,7 +64,7 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"a cut ShareGPT file", Spec{Kind: "sharegpt"}, `[{"conversations":[]},{"conv`, []string{"entry 2", "is not JSON"}},
 		{"an array that does not end", Spec{Kind: "sharegpt"}, `[{"conversations":[]}`, []string{"entry 1", "is not JSON"}},
 		{"entries of one turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":"what is this?"}]}]`, []string{"none of the 1 entries has two turns"}},
-		{"a wrong turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":7}]}]`, []string{"entry 1", "conversations.value is a number, want a string"}},
+		{"a wrong turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":7}]}]`, []string{"entry 1", "conversations.value is a number, must be a string"}},
 		{"more than there is", Spec{Kind: "jsonl", Requests: 2}, `{"prompt":"x","output_tokens":1}`, []string{"asks for 2 requests, but only 1 are usable"}},
 	}
 	for _, test := range tests {
