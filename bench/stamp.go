@@ -39,7 +39,7 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 	s.message.Iov, s.message.Iovlen = &s.vector, 1
 	defer func() { s.vector.Base = nil }() // the buffer belongs to the caller again
 	for {
-		looked := time.Now()
+		calledAt := time.Now()
 		s.message.Control = &s.control[0]
 		s.message.SetControllen(len(s.control))
 		n, _, errno := unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&s.message)), 0)
@@ -47,12 +47,12 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 		case 0:
 			s.note(time.Now())
 			if int(n) < len(b) {
-				s.drained = looked
+				s.drained = calledAt
 			}
 			return int(n), nil
 		case unix.EINTR:
 		case unix.EAGAIN:
-			s.drained = looked
+			s.drained = calledAt
 			return 0, unix.EAGAIN
 		default:
 			return 0, errno

@@ -81,7 +81,7 @@ func (v *visibility) add(s *Sample) {
 	}
 }
 
-// void says why the latencies of a run are not those of the server. It returns "" if there is no such reason.
+// void says why the latencies of a run are not the server's. It returns "" if there is no such reason.
 func (v *visibility) void(sendLag Stats) string {
 	all, worst := 0, 0
 	for way, n := range v.unseen {

@@ -273,7 +273,7 @@ func (t *Tally) judge(s *Sample) {
 	}
 }
 
-// measurement returns the figures of the requests. It uses the Rules and Limits of the Tally, not those of the scope.
+// measurement returns the figures of the requests. It uses the Rules and Limits of the Tally, not the scope's.
 // Measure adds Lateness, Series and the figures of the Series.
 func (t *Tally) measurement(scope Scope) Measurement {
 	m := Measurement{

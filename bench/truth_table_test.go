@@ -176,7 +176,7 @@ func newTable(contestants []contestant, repeats int) *table {
 	for _, c := range contestants {
 		names = append(names, c.name)
 	}
-	return &table{began: busyNow(), intro: fmt.Sprintf("Commit %s, %s, %s. %s, interleaved; of %d runs of each the one with the middle p99 error.",
+	return &table{began: busyNow(), intro: fmt.Sprintf("Commit %s, %s, %s. %s, interleaved, repeats of each: %d. The table has the run with the middle p99 error.",
 		commit(), time.Now().Format(time.DateOnly), machine(), strings.Join(names, ", "), repeats)}
 }
 

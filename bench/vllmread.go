@@ -115,7 +115,7 @@ func (f *vllmFields) nonNegative(key string) float64 {
 	case !there && f.raw[key] == nil:
 		f.missing = append(f.missing, key)
 	case !there && string(f.raw[key]) == "null":
-		f.wrong = append(f.wrong, fmt.Errorf("%s: null or NaN, want a number", key))
+		f.wrong = append(f.wrong, fmt.Errorf("%s: is null or NaN, must be a number", key))
 	}
 	return n
 }
@@ -134,7 +134,7 @@ func (f *vllmFields) count(key string) int {
 func (f *vllmFields) duration(seconds float64, key string) time.Duration {
 	const maxSeconds = 1e7 // about four months; larger values are errors, because their sums could overflow
 	if seconds < 0 || seconds > maxSeconds {
-		f.wrong = append(f.wrong, fmt.Errorf("%s: %g s, want 0 to %g s", key, seconds, float64(maxSeconds)))
+		f.wrong = append(f.wrong, fmt.Errorf("%s: is %g s, must be 0 to %g s", key, seconds, float64(maxSeconds)))
 		return 0
 	}
 	return time.Duration(seconds * float64(time.Second))
@@ -171,7 +171,7 @@ func (f *vllmFields) meta() VLLMMeta {
 			m.Rate = math.Inf(1)
 			break
 		}
-		f.wrong = append(f.wrong, fmt.Errorf(`request_rate: %q, want a number or "inf"`, r))
+		f.wrong = append(f.wrong, fmt.Errorf(`request_rate: is %q, must be a number or "inf"`, r))
 	default:
 		f.missing = append(f.missing, "request_rate")
 	}

@@ -231,14 +231,14 @@ func TestABadResultIsRefused(t *testing.T) {
 	}{
 		{"a percentile that the SLO needs", "vllm-0.32-chat.json", nil, "vllm bench serve result: missing p99.9_ttft_ms, p99.9_tpot_ms" + remedy},
 		{"missing counts", "vllm-0.32-chat.json", map[string]string{"completed": "", "duration": "", "request_rate": ""}, "missing request_rate, duration, completed" + remedy},
-		{"a latency that is not a number", "vllm-0.32-chat.json", map[string]string{"mean_ttft_ms": "NaN"}, "mean_ttft_ms: null or NaN, want a number"},
+		{"a latency that is not a number", "vllm-0.32-chat.json", map[string]string{"mean_ttft_ms": "NaN"}, "mean_ttft_ms: is null or NaN, must be a number"},
 		{"a text for a number", "vllm-0.32-chat.json", map[string]string{"completed": `"60"`}, "completed: json: cannot unmarshal string"},
 		{"a negative duration", "vllm-0.32-chat.json", map[string]string{"duration": "-1"}, "duration: -1 is negative"},
 		{"half a request", "vllm-0.32-chat.json", map[string]string{"completed": "59.5"}, "completed: 59.5 is not a count"},
-		{"an endless run", "vllm-0.32-chat.json", map[string]string{"duration": "1e300"}, "duration: 1e+300 s, want 0 to 1e+07 s"},
-		{"an unknown rate", "vllm-0.32-chat.json", map[string]string{"request_rate": `"fast"`}, `request_rate: "fast", want a number or "inf"`},
+		{"an endless run", "vllm-0.32-chat.json", map[string]string{"duration": "1e300"}, "duration: is 1e+300 s, must be 0 to 1e+07 s"},
+		{"an unknown rate", "vllm-0.32-chat.json", map[string]string{"request_rate": `"fast"`}, `request_rate: is "fast", must be a number or "inf"`},
 		{"lists of different lengths", "vllm-0.14.1.json", map[string]string{"ttfts": "[1]"}, "the lists of requests differ in length: ttfts has 1, another 12"},
-		{"an impossible time", "vllm-0.14.1.json", map[string]string{"ttfts": "[1e30,0,0,0,0,0,0,0,0,0,0,0]"}, "ttfts[0]: 1e+30 s"},
+		{"an impossible time", "vllm-0.14.1.json", map[string]string{"ttfts": "[1e30,0,0,0,0,0,0,0,0,0,0,0]"}, "ttfts[0]: is 1e+30 s"},
 	} {
 		_, err := ReadVLLMResult(changed(t, row.file, row.changes), nil, 99.9)
 		if err == nil || !strings.Contains(err.Error(), row.want) {

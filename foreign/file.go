@@ -108,11 +108,11 @@ func Unreadable(path string, err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		text = path + ": no such file; check the path"
 	case errors.Is(err, fs.ErrPermission):
-		text = path + ": this user may not read it; check its rights and those of the directories above it (ls -ld)"
+		text = path + ": this user may not read it; check the rights of the file and of the directories above it (ls -ld)"
 	case errors.Is(err, unix.ENOTDIR):
 		text = path + ": a part of the path is a file, not a directory; check the path"
 	case errors.Is(err, ErrNoFile):
-		text = path + " is no regular file; name a file"
+		text = path + " is not a regular file; name a file"
 	}
 	return &fileError{text, err}
 }

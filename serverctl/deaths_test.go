@@ -28,11 +28,11 @@ func explain(when, exit, log string) *ExitError {
 	code, err := strconv.Atoi(exit)
 	switch {
 	case err != nil: // alive
-		return l.death(ending{code: -1})
+		return l.death(exitState{code: -1})
 	case code < 0:
-		return l.death(ending{-1, syscall.Signal(-code), "signal: " + syscall.Signal(-code).String()})
+		return l.death(exitState{-1, syscall.Signal(-code), "signal: " + syscall.Signal(-code).String()})
 	}
-	return l.death(ending{code: code, words: "exit status " + exit})
+	return l.death(exitState{code: code, words: "exit status " + exit})
 }
 
 // Each log in testdata must give the class and cause of the death, and who caused it. deaths.txtar says how to read the

@@ -16,8 +16,8 @@ import (
 func TestAHangIsNoticed(t *testing.T) {
 	t.Parallel()
 	for mode, evidence := range map[string]string{
-		"busy":   "no token for 300 ms though 3 requests run",                       // its counters never change, but /health answers 200
-		"frozen": "an idle server generated no token for our request within 300 ms", // its counters say that it is idle
+		"busy":   "no token for 300 ms though 3 requests run",                                  // its counters never change, but /health answers 200
+		"frozen": "an idle server generated no token for a request of the tuner within 300 ms", // its counters say that it is idle
 	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -46,9 +46,9 @@ func TestStillness(t *testing.T) {
 	at := func(s float64) time.Time { return time.Unix(0, int64(s*1e9)) }
 	busy, served := Counters{Running: 2}, Counters{Running: 2, GenerationTokens: 5}
 	for _, row := range []struct {
-		name  string
-		looks []Counters // one reading per second
-		hangs bool
+		name     string
+		counters []Counters // one reading per second
+		hangs    bool
 	}{
 		{"an idle server may be still", make([]Counters, 9), false},
 		{"a busy one may not", []Counters{busy, busy, busy, busy}, true},
@@ -58,7 +58,7 @@ func TestStillness(t *testing.T) {
 	} {
 		still := stillness{limit: 3 * time.Second}
 		evidence := ""
-		for i, c := range row.looks {
+		for i, c := range row.counters {
 			evidence = still.see(at(float64(i)), c)
 		}
 		if (evidence != "") != row.hangs {

@@ -317,7 +317,7 @@ func (l *logState) progress() string {
 // death explains the end of a server by its log. It uses the first of these that exists: a failure of the table deaths;
 // an end from outside; the first exception, preferably the engine's; a line that says something failed; the way in
 // which the process ended.
-func (l *logbook) death(end ending) *ExitError {
+func (l *logbook) death(end exitState) *ExitError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.signs
@@ -355,8 +355,8 @@ func (l *logbook) death(end ending) *ExitError {
 	return e
 }
 
-// An ending says how a server's first process ended.
-type ending struct {
+// An exitState says how a server's first process ended.
+type exitState struct {
 	code   int            // exit code; -1 when the process still runs or was ended by a signal
 	signal syscall.Signal // 0 when no signal ended the process
 	words  string         // for people; empty when the process still runs
@@ -364,7 +364,7 @@ type ending struct {
 
 // status returns the exit code, or minus the number of the signal that ended the process. It is 0 while the process
 // runs.
-func (e ending) status() int {
+func (e exitState) status() int {
 	if e.signal != 0 {
 		return -int(e.signal)
 	}

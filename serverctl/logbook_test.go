@@ -13,7 +13,7 @@ import (
 )
 
 func TestStatusOfAnEnding(t *testing.T) {
-	for want, end := range map[int]ending{
+	for want, end := range map[int]exitState{
 		-9: {code: -1, signal: syscall.SIGKILL}, -6: {code: -1, signal: syscall.SIGABRT}, 3: {code: 3}, 0: {code: -1},
 	} {
 		if got := end.status(); got != want {
@@ -119,7 +119,7 @@ func FuzzLogbook(f *testing.F) {
 			}
 		}
 		l.close()
-		if e := l.death(ending{code: 1, words: "exit status 1"}); e.Class == "" || len(e.Tail) > tailLines {
+		if e := l.death(exitState{code: 1, words: "exit status 1"}); e.Class == "" || len(e.Tail) > tailLines {
 			t.Errorf("death = %+v", e)
 		}
 	})
@@ -142,7 +142,7 @@ func TestASignThatWasSurvivedIsNotTheDeath(t *testing.T) {
 		l.Write([]byte(files))
 		l.signs.at = l.signs.at.Add(-row.age)
 		l.Write([]byte(row.rest))
-		if e := l.death(ending{code: 1, words: "exit status 1"}); e.Class != row.class {
+		if e := l.death(exitState{code: 1, words: "exit status 1"}); e.Class != row.class {
 			t.Errorf("%s: %v, want %s", row.name, e, row.class)
 		}
 	}

@@ -108,7 +108,7 @@ func launch(ctx context.Context, c Config, port int) (*Server, error) {
 func (s *Server) abort(ctx context.Context, cause error) error {
 	s.config.StopTimeout = min(s.config.StopTimeout, abortGrace)
 	if _, err := s.Stop(context.WithoutCancel(ctx)); err != nil {
-		return fmt.Errorf("%w, after: %v", err, cause)
+		return fmt.Errorf("%w; the reason to stop it was: %v", err, cause)
 	}
 	return cause
 }
@@ -141,7 +141,7 @@ func (s *Server) awaitReady(ctx context.Context) error {
 		select {
 		case <-s.process.Exited():
 			s.log.close() // the error is left to Stop, which reports it
-			return s.death(s.ending(""))
+			return s.death(s.exitState(""))
 		case <-ctx.Done():
 			if cause := context.Cause(ctx); !errors.Is(cause, errStartTimeout) {
 				return fmt.Errorf("start the server: %w", cause)
@@ -190,10 +190,10 @@ func (s *Server) checkReady(ctx context.Context) (waiting string, err error) {
 		return "", s.failure(Infrastructure, "", "%v", err)
 	}
 	if s.strangers++; !ours && s.strangers < 2 {
-		return "our own process to answer on the port", nil // it may have died between its answer and our check
+		return "the server's own process to answer on the port", nil // it may have died between its answer and our check
 	}
 	if !ours {
-		return "", s.failure(PortTaken, "", "port %d is answered by a process that we did not start", s.port)
+		return "", s.failure(PortTaken, "", "port %d is answered by a process that the tuner did not start", s.port)
 	}
 	s.owned, s.strangers = true, 0
 	if s.healthy && health.status == http.StatusServiceUnavailable { // the engine died during the first token

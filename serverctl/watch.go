@@ -44,7 +44,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			return nil
 		case err := <-ping:
 			if ping = nil; err != nil && ctx.Err() == nil {
-				return s.failure(Hang, NoToken, "an idle server generated no token for our request within %s: %v", render.Took(s.config.HangTimeout), err)
+				return s.failure(Hang, NoToken, "an idle server generated no token for a request of the tuner within %s: %v", render.Took(s.config.HangTimeout), err)
 			}
 			continue
 		case <-s.process.Exited():
@@ -54,7 +54,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			if s.process.State().ExitCode() < 0 {
 				what = "the server's first process was ended: "
 			}
-			return s.death(s.ending(what))
+			return s.death(s.exitState(what))
 		case <-time.After(s.config.limits.healthEvery):
 		}
 		health, err := s.call(ctx, http.MethodGet, "/health", nil, s.config.limits.healthTimeout)
@@ -72,7 +72,7 @@ func (s *Server) watch(ctx context.Context) *ExitError {
 			// Somebody has ended the server from outside, and it waits for its clients. 0.14.1 has no limit for this
 			// wait.
 			if s.log.now().signs.outside != nil {
-				return s.death(ending{code: -1})
+				return s.death(exitState{code: -1})
 			}
 			return s.failure(Hang, Deaf, "/health failed %d times in a row: %v", failures, err)
 		}
@@ -114,17 +114,17 @@ func (s *Server) engineDeath() *ExitError {
 	for deadline := time.Now().Add(lastWords); s.log.now().signs.known == nil && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
 	}
-	e := s.death(ending{code: -1, words: "/health answers 503: the engine is dead"})
+	e := s.death(exitState{code: -1, words: "/health answers 503: the engine is dead"})
 	if e.Class == CrashLoad && e.Cause == "" {
 		e.Cause = EngineDead
 	}
 	return e
 }
 
-// ending returns how the server's first process ended. The words in what come before the description.
-func (s *Server) ending(what string) ending {
+// exitState returns how the server's first process ended. The words in what come before the description.
+func (s *Server) exitState(what string) exitState {
 	state := s.process.State()
-	end := ending{code: state.ExitCode(), words: what + state.String()}
+	end := exitState{code: state.ExitCode(), words: what + state.String()}
 	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		end.signal = status.Signal()
 	}
@@ -133,7 +133,7 @@ func (s *Server) ending(what string) ending {
 
 // death explains the end of the server by its log. If a process was killed, it also reads the kernel's counter of
 // out-of-memory kills.
-func (s *Server) death(end ending) *ExitError {
+func (s *Server) death(end exitState) *ExitError {
 	e := s.log.death(end)
 	if e.Class == ModelNotFound && !strings.Contains(e.Evidence, s.config.Model) {
 		e.Evidence = fmt.Sprintf("model %s: %s", s.config.Model, e.Evidence)

@@ -79,14 +79,14 @@ func difference(was, is map[string]string) (all Changes) {
 	keys := slices.AppendSeq(slices.Collect(maps.Keys(was)), maps.Keys(is))
 	slices.Sort(keys)
 	for _, key := range slices.Compact(keys) {
-		if before, now := lookUp(was, key), lookUp(is, key); !sameValue(before, now) {
+		if before, now := valueOf(was, key), valueOf(is, key); !sameValue(before, now) {
 			all = append(all, Change{Fact: key, Was: before, Is: now})
 		}
 	}
 	return all
 }
 
-func lookUp(facts map[string]string, key string) *string {
+func valueOf(facts map[string]string, key string) *string {
 	if value, ok := facts[key]; ok {
 		return &value
 	}
@@ -113,7 +113,7 @@ func insertChanges(tx *transaction, event int64, all Changes) {
 
 // loadChanges returns the changes of each event, by the ID of the event. Before schema 5 it returns none, because an
 // event then has its changes in its text.
-func (r *reading) loadChanges() (of map[int64]Changes, err error) {
+func (r *loader) loadChanges() (of map[int64]Changes, err error) {
 	if r.schema < hasChanges {
 		return nil, nil
 	}

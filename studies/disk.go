@@ -159,8 +159,8 @@ var leftovers = []struct {
 }{
 	{".", regexp.MustCompile(`^write-check-[0-9]+\.tmp$`)},
 	{".", regexp.MustCompile(`^server\.json\.[0-9]+\.tmp$`)}, // the record of servers that a run has started
-	{".", lookName},
-	{fence.SlotDir, lookName},
+	{".", refreshName},
+	{fence.SlotDir, refreshName},
 	{fence.OwnerDir, regexp.MustCompile(`^` + ownerID + `$`)},
 	{snapshotDir, regexp.MustCompile(`^[0-9]{12}-[0-9]{12}(\.db|-[0-9]{12}\.delta)\.tmp(-journal|\.delta)?$`)},
 	{backupDir, regexp.MustCompile(`^schema-[0-9]+\.db\.tmp(-journal)?$`)},
@@ -169,7 +169,7 @@ var leftovers = []struct {
 // ownerID matches an ID that thisOwner makes: 26 characters of base32.
 const ownerID = `[a-z2-7]{26}`
 
-var lookName = regexp.MustCompile(`^look-` + ownerID + `$`)
+var refreshName = regexp.MustCompile(`^look-` + ownerID + `$`)
 
 // sweep removes leftovers.
 func (s *Store) sweep() error {
@@ -224,11 +224,11 @@ type Disk struct {
 func (d Disk) Owners() string {
 	switch d.Mount.Locks() {
 	case fence.CertainLocks:
-		return "the next run continues a killed run at once"
+		return "the next run continues a killed one at once"
 	case fence.SharedLocks:
-		return "shared: the next run continues a killed run after a second, and a run that was cut off once --takeover-after has passed"
+		return "shared: the next run continues a killed one after a second; if the other host was cut off, after --takeover-after"
 	}
-	return "shared, without locks: the next run continues a killed run once --takeover-after has passed"
+	return "shared, without locks: the next run continues a killed one after --takeover-after"
 }
 
 // ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study. Such
@@ -274,7 +274,7 @@ func slow(commit time.Duration) []string {
 	if commit <= slowCommit {
 		return nil
 	}
-	return []string{fmt.Sprintf("a small write takes %s, and at most %s on a healthy disk: each probe waits for several; "+
+	return []string{fmt.Sprintf("a small write takes %s, but at most %s on a healthy disk; each probe waits for several writes; "+
 		"check the disk, or the network to it", render.Took(commit), render.Took(slowCommit))}
 }
 

@@ -41,7 +41,7 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 const trialsInMemory = 64
 
 // each returns an iterator over all trials, which reads whole trials in groups.
-func (r *reading) each(columns probeColumns) iter.Seq2[Trial, error] {
+func (r *loader) each(columns probeColumns) iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
 		for part := range slices.Chunk(r.study.Trials, trialsInMemory) {
 			first, last := part[0].Number, part[len(part)-1].Number

@@ -127,7 +127,7 @@ type faultRun struct {
 	nth   int
 	begun string   // a directory with the study before the run; "" for a new study
 	owed  []string // probes that were acknowledged before the run
-	look  func()   // called before each call; may be nil
+	peek  func()   // called before each call; may be nil
 
 	mu     sync.Mutex   // guards the fields from seen to before
 	seen   int          // number of selected calls so far
@@ -146,8 +146,8 @@ type faultRun struct {
 func (s *faultRun) next(c faultfs.Call) faultfs.Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.look != nil {
-		s.look()
+	if s.peek != nil {
+		s.peek()
 	}
 	if c.Op == "create" && strings.HasPrefix(c.Path, "llama/fence/0") {
 		s.slots++
@@ -465,7 +465,7 @@ func TestReadersFindAWholeStudyBeforeEachCall(t *testing.T) {
 		if begun != "" {
 			s.owed = owed
 		}
-		s.look = func() {
+		s.peek = func() {
 			study, err := ReadSnapshot(filepath.Join(root, "disk", "llama"))
 			switch {
 			case err != nil && begun == "" && commits == 0: // there is no snapshot yet

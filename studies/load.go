@@ -14,14 +14,14 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A reading is a study while it is read. It checks each row against the row's checksum. It checks each table against
-// the numbers of rows and the sums in the study's row.
-type reading struct {
+// A loader reads a study from a database. It checks each row against the row's checksum, and each table against its
+// stored rowSum.
+type loader struct {
 	db     *sql.DB
 	schema int
 	study  Study
-	holds  holdings
-	parts  []holding // number of rows and checksum sum of each trial's result and probes; zero until the trial is finished
+	sums   rowSums
+	parts  []rowSum // number of rows and checksum sum of each trial's result and probes; zero until the trial is finished
 }
 
 // load reads the whole study.
@@ -65,7 +65,7 @@ func loadSummary(db *sql.DB) (Study, error) {
 }
 
 // indexOf returns the index of a trial in the study. Trials are sorted by number.
-func (r *reading) indexOf(number int) int {
+func (r *loader) indexOf(number int) int {
 	i, _ := slices.BinarySearchFunc(r.study.Trials, number, func(t Trial, n int) int { return t.Number - n })
 	return i
 }
@@ -77,7 +77,7 @@ const Nearest = -1
 
 // withNearest replaces Nearest in a list of trial numbers by the number that it stands for. If no probe failed, it
 // removes Nearest from the list.
-func (r *reading) withNearest(numbers []int) ([]int, error) {
+func (r *loader) withNearest(numbers []int) ([]int, error) {
 	i := slices.Index(numbers, Nearest)
 	if i < 0 {
 		return numbers, nil
@@ -97,10 +97,10 @@ func loadStudy(db *sql.DB) (Study, error) {
 	return r.study, err
 }
 
-// readStudy reads a study without its trials. After an error, the reading has what was read before.
-func readStudy(db *sql.DB) (*reading, error) {
-	head, holds, err := readHead(db)
-	r := &reading{db: db, holds: holds}
+// readStudy reads a study without its trials. After an error, the loader still has what it read before.
+func readStudy(db *sql.DB) (*loader, error) {
+	head, sums, err := readHead(db)
+	r := &loader{db: db, sums: sums}
 	if err == nil {
 		r.schema, err = schemaVersion(db)
 	}
@@ -126,8 +126,8 @@ func readStudy(db *sql.DB) (*reading, error) {
 func unreadable(r row) error { return damagedf("%s cannot be read: it has an invalid value", r) }
 
 // all reads a whole table in the order of its keys, and checks that no row is missing.
-func (r *reading) all(t *table, each func(row) error) error {
-	var found holding
+func (r *loader) all(t *table, each func(row) error) error {
+	var found rowSum
 	err := t.read(r.db, short, "ORDER BY "+strings.Join(t.columns[:t.key], ", "), nil, func(one row) error {
 		found = found.plus(one.sum())
 		return each(one)
@@ -135,10 +135,10 @@ func (r *reading) all(t *table, each func(row) error) error {
 	if err != nil {
 		return err
 	}
-	return r.holds.check(t, found)
+	return r.sums.check(t, found)
 }
 
-func (r *reading) loadEvents() error {
+func (r *loader) loadEvents() error {
 	changes, err := r.loadChanges()
 	if err != nil {
 		return err
@@ -154,7 +154,7 @@ func (r *reading) loadEvents() error {
 }
 
 // readSummaries reads a study with the row of each trial. To read results and probes too would take ten times as long.
-func readSummaries(db *sql.DB) (*reading, error) {
+func readSummaries(db *sql.DB) (*loader, error) {
 	r, err := readStudy(db)
 	if err != nil {
 		return r, err
@@ -167,7 +167,7 @@ func readSummaries(db *sql.DB) (*reading, error) {
 		if n := len(r.study.Trials); n > 0 && r.study.Trials[n-1].Number >= t.Number {
 			return damagedf("trial %d comes after trial %d", t.Number, r.study.Trials[n-1].Number)
 		}
-		r.study.Trials, r.parts = append(r.study.Trials, t), append(r.parts, holding{one.integer("holds_rows"), one.integer("holds_sum")})
+		r.study.Trials, r.parts = append(r.study.Trials, t), append(r.parts, rowSum{one.integer("holds_rows"), one.integer("holds_sum")})
 		return nil
 	})
 	discountAlikeDeaths(r.study.Trials)
@@ -209,8 +209,8 @@ func seconds(s float64) time.Duration {
 }
 
 // fill reads results and probes, and stores them in trials. where is the SQL condition that selects them.
-func (r *reading) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
-	found := map[int]holding{}
+func (r *loader) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
+	found := map[int]rowSum{}
 	of := func(part row) (*Trial, error) {
 		number := int(part.integer("trial"))
 		i, ok := slices.BinarySearchFunc(trials, number, func(t Trial, n int) int { return t.Number - n })
@@ -265,7 +265,7 @@ func (r *reading) fill(trials []Trial, columns probeColumns, where string, args 
 }
 
 // checkFinished checks that the results and probes of finished trials are complete.
-func (r *reading) checkFinished(trials []Trial, found map[int]holding) error {
+func (r *loader) checkFinished(trials []Trial, found map[int]rowSum) error {
 	for _, t := range trials {
 		if t.State != Done {
 			continue
@@ -279,8 +279,8 @@ func (r *reading) checkFinished(trials []Trial, found map[int]holding) error {
 }
 
 // checkOpen checks that the probes of unfinished trials are complete.
-func (r *reading) checkOpen() error {
-	var found holding
+func (r *loader) checkOpen() error {
+	var found rowSum
 	err := probesTable.read(r.db, short, "WHERE trial IN (SELECT number FROM trials WHERE state<>?)", []any{Done}, func(probe row) error {
 		found = found.plus(probe.sum())
 		return nil
@@ -288,8 +288,8 @@ func (r *reading) checkOpen() error {
 	if err != nil {
 		return err
 	}
-	results, probes := r.holds[resultsTable.name], r.holds[probesTable.name]
-	stored := holding{results.Rows + probes.Rows, results.Sum + probes.Sum}
+	results, probes := r.sums[resultsTable.name], r.sums[probesTable.name]
+	stored := rowSum{results.Rows + probes.Rows, results.Sum + probes.Sum}
 	for i, t := range r.study.Trials {
 		if t.State == Done {
 			stored = stored.without(r.parts[i])

@@ -80,8 +80,8 @@ func OtherName(dir string, study Study) string {
 	if slices.Contains(names, study.Name) || isDeleted {
 		return ""
 	}
-	return fmt.Sprintf("%s holds the study %q: the figures are those of %s; if the directory was renamed or copied, name it %s again; "+
-		"if another study's files were copied into it, restore its own", dir, study.Name, study.Name, study.Name)
+	return fmt.Sprintf("%s holds the study %q, and these are its figures; if the directory was renamed or copied, name it %s again; "+
+		"if another study's files were copied into it, restore its own", dir, study.Name, study.Name)
 }
 
 // Delete moves a study into the trash of its root directory, and returns the new path. No file is lost. If the study

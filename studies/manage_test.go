@@ -36,7 +36,7 @@ func TestDelete(t *testing.T) {
 		t.Errorf("Delete moved the study to %s", to)
 	}
 	_, err = Delete(t.Context(), dir, time.Second)
-	wantError(t, err, "no study "+dir, "there are none in "+root)
+	wantError(t, err, "no study", "the directory "+root+" holds no study at all")
 	try(t, os.Rename(to, dir))
 	again := open(t, dir)
 	study, err := again.Study()

@@ -30,7 +30,7 @@ func init() {
 	childRoles["write"] = func(dir string) error { return paused(dir, writeUntilKilled) }
 	childRoles["plain-write"] = func(dir string) error { return paused(dir, writePlain) }
 	childRoles["power-off"] = powerOff
-	childRoles["plain-look"] = lookPlain
+	childRoles["plain-count"] = countPlain
 	childRoles["plain-verify"] = verifyPlain
 }
 
@@ -96,8 +96,8 @@ func writePlain(dir string) error {
 	return db.Close()
 }
 
-// lookPlain prints the number of rows, as a reader would.
-func lookPlain(dir string) error {
+// countPlain prints the number of rows, as a reader would.
+func countPlain(dir string) error {
 	db, err := openPlain(dir, "ro")
 	if err != nil {
 		return err

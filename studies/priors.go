@@ -105,7 +105,7 @@ func encodePrior(t Trial) (string, error) {
 	return encode(prior{t.Point, t.Args, t.Probes, t.Result})
 }
 
-func (r *reading) loadPriors() error {
+func (r *loader) loadPriors() error {
 	if r.schema >= hasChanges { // priors have the names of their sources; this checks that no source is missing
 		if err := r.all(sourcesTable, func(row) error { return nil }); err != nil {
 			return err

@@ -72,6 +72,6 @@ func TestSourcesOfOlderSchemas(t *testing.T) {
 	study, err := ReadSnapshot(dir)
 	try(t, err)
 	if len(study.Prior) != 2 || study.Prior[0].Source != "c, worldwide" || study.Prior[1].Source != "c, world 3" {
-		t.Errorf("the priors are %+v, want those of c, worldwide and of c, world 3", study.Prior)
+		t.Errorf("the priors are %+v, want one from c, worldwide and one from c, world 3", study.Prior)
 	}
 }

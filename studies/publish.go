@@ -217,7 +217,7 @@ func (p *publisher) adopt() (err error) {
 	case err != nil: // the old base can still be used; the next attempt comes after as many new bytes of deltas
 		p.since = 0
 		if p.failed++; p.failed == maxFailedBases {
-			return fmt.Errorf("make a new base, for the %dth time: %w", p.failed, err)
+			return fmt.Errorf("make a new base, attempt %d: %w", p.failed, err)
 		}
 	case p.end.commits > p.base.commits: // otherwise p.first has written a newer base meanwhile
 		p.base, p.since, p.failed = p.end, 0, 0

@@ -165,7 +165,7 @@ func missing(dir string) error {
 	case err != nil:
 		return unusablef("no study %s: %w", dir, err)
 	case len(names) == 0:
-		return unusablef("no study %s: there are none in %s", dir, filepath.Clean(root))
+		return unusablef("no study %q: the directory %s holds no study at all; to use another directory, give --root", name, filepath.Clean(root))
 	}
 	near := slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(nearness(a, name), nearness(b, name)) })
 	hint := "it holds "

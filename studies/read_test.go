@@ -43,7 +43,7 @@ func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 		{"a misspelled name", filepath.Join(root, "lama70b-h200"),
 			`no study "lama70b-h200" in ROOT; did you mean "llama70b-h200"? It holds killed, llama70b-h200, qwen32b`},
 		{"a name unlike the others", filepath.Join(root, "zzz"), `no study "zzz" in ROOT; it holds killed, llama70b-h200, qwen32b`},
-		{"a root without studies", filepath.Join(empty, "x"), "no study EMPTY/x: there are none in EMPTY"},
+		{"a root without studies", filepath.Join(empty, "x"), `no study "x": the directory EMPTY holds no study at all; to use another directory, give --root`},
 		{"a first run that was killed", killed, "study ROOT/killed has no snapshot yet: its first run was killed while it began, or its snapshots were removed; run it again"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -323,8 +323,8 @@ type transaction struct {
 	tx  *sql.Tx
 	err error
 
-	head  row      // the study's own row, while inStudy runs
-	holds holdings // rows and sums of all tables, while inStudy or sealAll runs
+	head row     // the study's own row, while inStudy runs
+	sums rowSums // rows and sums of all tables, while inStudy or sealAll runs
 }
 
 // exec runs a statement that returns no rows. If it fails, transact returns the error.

@@ -15,7 +15,7 @@ import (
 	"vllmtuner/trial"
 )
 
-// oldDatabase makes a database of an older schema at a path. Its rows are those of a small study, as a tuner of that
+// oldDatabase makes a database of an older schema at a path. It has the rows of a small study, as a tuner of that
 // schema wrote them.
 func oldDatabase(t *testing.T, version int, path string) *sql.DB {
 	t.Helper()

@@ -19,9 +19,9 @@ func (t *transaction) inOldStudy(do func(*transaction) error) error {
 
 // inStudy runs do. Then it stores the numbers of rows and the sums of all tables in the study's row.
 func (t *transaction) inStudy(do func(*transaction) error) (err error) {
-	t.head, t.holds, err = readHead(t.tx)
+	t.head, t.sums, err = readHead(t.tx)
 	if errors.Is(err, sql.ErrNoRows) { // there is no study yet, and do begins it
-		t.holds, err = holdings{}, nil
+		t.sums, err = rowSums{}, nil
 	}
 	if err != nil {
 		return err
@@ -29,9 +29,9 @@ func (t *transaction) inStudy(do func(*transaction) error) (err error) {
 	if err := do(t); err != nil || t.err != nil {
 		return err // transact returns t.err
 	}
-	holds, err := json.Marshal(t.holds)
+	sums, err := json.Marshal(t.sums)
 	if err == nil {
-		t.set("holds", string(holds))
+		t.set("holds", string(sums))
 	}
 	return err
 }
@@ -53,15 +53,16 @@ func (t *transaction) insert(into *table, values []any, more ...any) {
 	next.values = append(next.values, next.checksum())
 	t.exec("INSERT INTO "+into.name+" ("+into.list(long)+") VALUES (?"+strings.Repeat(",?", len(next.values)+len(more)-1)+")",
 		slices.Concat(next.values, more)...)
-	t.hold(into, t.holds[into.name].plus(next.sum()))
+	t.keepSum(into, t.sums[into.name].plus(next.sum()))
 	if into == studiesTable {
 		t.head = next
 	}
 }
 
-func (t *transaction) hold(in *table, now holding) {
+// keepSum remembers the sum of a table. The study's own row is in no sum.
+func (t *transaction) keepSum(in *table, now rowSum) {
 	if in != studiesTable {
-		t.holds[in.name] = now
+		t.sums[in.name] = now
 	}
 }
 
@@ -102,7 +103,7 @@ func (t *transaction) change(was row, pairs ...any) row {
 	next.values[in.index["sum"]] = next.checksum()
 	t.exec("UPDATE "+in.name+" SET "+strings.Join(columns, "=?, ")+"=?, sum=?"+in.byKey(),
 		slices.Concat(is, []any{next.sum()}, was.key())...)
-	t.hold(in, t.holds[in.name].minus(was.sum()).plus(next.sum()))
+	t.keepSum(in, t.sums[in.name].minus(was.sum()).plus(next.sum()))
 	return next
 }
 
@@ -112,12 +113,12 @@ func (t *table) byKey() string { return " WHERE " + strings.Join(t.columns[:t.ke
 func (t *transaction) remove(from *table, where string, args ...any) {
 	for _, r := range t.rows(from, where, args...) {
 		t.exec("DELETE FROM "+from.name+from.byKey(), r.key()...)
-		t.hold(from, t.holds[from.name].minus(r.sum()))
+		t.keepSum(from, t.sums[from.name].minus(r.sum()))
 	}
 }
 
 // partsOf returns the number of rows of a trial's result and probes, and the sum of their checksums.
-func (t *transaction) partsOf(trial any) (parts holding) {
+func (t *transaction) partsOf(trial any) (parts rowSum) {
 	for _, of := range []*table{resultsTable, probesTable} {
 		for _, r := range t.rows(of, "WHERE trial=?", trial) {
 			parts = parts.plus(r.sum())
@@ -128,8 +129,8 @@ func (t *transaction) partsOf(trial any) (parts holding) {
 
 // sealAll gives each row of a database a checksum. If the database was damaged before, nobody will notice that.
 func (t *transaction) sealAll() error {
-	t.holds = holdings{}
-	parts := map[int64]holding{}
+	t.sums = rowSums{}
+	parts := map[int64]rowSum{}
 	for _, of := range []*table{worldTable, eventsTable, ledgerTable, priorsTable, resultsTable, probesTable} {
 		if err := t.sealTable(of, parts); err != nil {
 			return err
@@ -138,17 +139,17 @@ func (t *transaction) sealAll() error {
 	if err := t.sealTrials(parts); err != nil {
 		return err
 	}
-	holds, err := json.Marshal(t.holds)
+	sums, err := json.Marshal(t.sums)
 	if err != nil {
 		return err
 	}
-	t.exec("UPDATE studies SET holds=?", string(holds))
+	t.exec("UPDATE studies SET holds=?", string(sums))
 	return t.sealTable(studiesTable, nil)
 }
 
 // sealTable gives each row of one table a checksum. It adds the rows of results and probes to parts, by the number of
 // their trial.
-func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
+func (t *transaction) sealTable(of *table, parts map[int64]rowSum) error {
 	type seal struct {
 		id, sum int64
 		long    any
@@ -161,7 +162,7 @@ func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
 			values[of.index["long_sum"]] = s.long
 		}
 		s.sum = r.checksum()
-		t.hold(of, t.holds[of.name].plus(s.sum))
+		t.keepSum(of, t.sums[of.name].plus(s.sum))
 		if of == resultsTable || of == probesTable {
 			number := r.integer("trial")
 			parts[number] = parts[number].plus(s.sum)
@@ -180,7 +181,7 @@ func (t *transaction) sealTable(of *table, parts map[int64]holding) error {
 
 // sealTrials stores each finished trial's part in the trial's row: the rows and sum of its result and probes. Then it
 // gives the rows of trials a checksum.
-func (t *transaction) sealTrials(parts map[int64]holding) error {
+func (t *transaction) sealTrials(parts map[int64]rowSum) error {
 	for number, has := range parts {
 		t.exec("UPDATE trials SET holds_rows=?, holds_sum=? WHERE number=? AND state=?", has.Rows, has.Sum, number, Done)
 	}

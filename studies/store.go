@@ -283,7 +283,7 @@ func addEvent(tx *transaction, kind, text string) {
 	tx.insert(eventsTable, []any{tx.nextID(eventsTable), formatTime(time.Now()), kind, text, trialCount(tx)})
 }
 
-func trialCount(tx *transaction) int64 { return tx.holds[trialsTable.name].Rows }
+func trialCount(tx *transaction) int64 { return tx.sums[trialsTable.name].Rows }
 
 // formatSeed returns a seed as decimal text, because an unsigned 64-bit number does not fit SQLite's INTEGER.
 func formatSeed(seed uint64) string { return strconv.FormatUint(seed, 10) }
@@ -399,7 +399,7 @@ func (s *Store) Lost() <-chan struct{} { return s.lease.Lost() }
 // Err returns the reason why the study is lost; nil if it is not lost.
 func (s *Store) Err() error {
 	if err := s.lease.Err(); err != nil {
-		return fmt.Errorf("the study in %s is lost: %w", s.dir, err)
+		return fmt.Errorf("this run no longer owns the study in %s: %w", s.dir, err)
 	}
 	return nil
 }

@@ -164,26 +164,26 @@ func longSum(series, sketches []byte) any {
 	return int64(xxhash.Sum64(appendValue(appendValue(nil, series), sketches)))
 }
 
-// A holding is a number of rows and the sum of their checksums. The order of the rows does not matter.
-type holding struct {
+// A rowSum is a number of rows and the sum of their checksums. The order of the rows does not matter.
+type rowSum struct {
 	Rows int64 `json:"rows"`
 	Sum  int64 `json:"sum"`
 }
 
-func (h holding) plus(sum int64) holding     { return holding{h.Rows + 1, h.Sum + sum} }
-func (h holding) minus(sum int64) holding    { return holding{h.Rows - 1, h.Sum - sum} }
-func (h holding) without(of holding) holding { return holding{h.Rows - of.Rows, h.Sum - of.Sum} }
+func (h rowSum) plus(sum int64) rowSum    { return rowSum{h.Rows + 1, h.Sum + sum} }
+func (h rowSum) minus(sum int64) rowSum   { return rowSum{h.Rows - 1, h.Sum - sum} }
+func (h rowSum) without(of rowSum) rowSum { return rowSum{h.Rows - of.Rows, h.Sum - of.Sum} }
 
-// holdings maps the name of each table to its holding. The study's row has the stored holdings, so that a missing or
-// foreign row is noticed.
-type holdings map[string]holding
+// rowSums maps the name of each table to its rowSum. They are stored in the study's row. So a missing or foreign row is
+// noticed.
+type rowSums map[string]rowSum
 
-// check compares a table with its stored holding.
-func (h holdings) check(t *table, found holding) error {
+// check compares a table with its stored rowSum.
+func (h rowSums) check(t *table, found rowSum) error {
 	return checkRows(h[t.name], found, "table "+t.name)
 }
 
-func checkRows(stored, found holding, of string) error {
+func checkRows(stored, found rowSum, of string) error {
 	switch {
 	case found.Rows != stored.Rows:
 		return damagedf("%s has %s, and %d were stored", of, render.Count(int(found.Rows), "row"), stored.Rows)
@@ -250,8 +250,8 @@ func (t *table) read(q querier, long probeColumns, where string, args []any, eac
 	})
 }
 
-// readHead returns the study's own row and the holdings of its tables. If there is no study, it returns sql.ErrNoRows.
-func readHead(q querier) (head row, holds holdings, err error) {
+// readHead returns the study's own row and the stored sums of all tables. If there is no study, it returns sql.ErrNoRows.
+func readHead(q querier) (head row, sums rowSums, err error) {
 	err = studiesTable.read(q, short, "", nil, func(r row) error {
 		if head.of != nil {
 			return damagedf("it holds two studies")
@@ -262,8 +262,8 @@ func readHead(q querier) (head row, holds holdings, err error) {
 	if err == nil && head.of == nil {
 		err = sql.ErrNoRows
 	}
-	if err == nil && json.Unmarshal([]byte(head.text("holds")), &holds) != nil {
+	if err == nil && json.Unmarshal([]byte(head.text("holds")), &sums) != nil {
 		err = damagedf("the sums of its tables cannot be read")
 	}
-	return head, holds, err
+	return head, sums, err
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/mattn/go-sqlite3"
 )
 
-// verifyAll checks every row of a database and the holdings of all tables. It returns the number of commits.
+// verifyAll checks every row of a database and the sums of all tables. It returns the number of commits.
 func verifyAll(db *sql.DB) (commits int64, err error) {
 	r, err := readSummaries(db)
 	if errors.Is(err, sql.ErrNoRows) { // there is no study: the first run was killed while it began
@@ -25,10 +25,10 @@ func verifyAll(db *sql.DB) (commits int64, err error) {
 }
 
 // verifyParts checks results and probes row by row, because all of them may not fit into the memory.
-func (r *reading) verifyParts() error {
-	found := map[int]holding{}
+func (r *loader) verifyParts() error {
+	found := map[int]rowSum{}
 	for _, t := range []*table{resultsTable, probesTable} {
-		var all holding
+		var all rowSum
 		err := t.read(r.db, long, "", nil, func(one row) error {
 			number := int(one.integer("trial"))
 			found[number], all = found[number].plus(one.sum()), all.plus(one.sum())
@@ -41,7 +41,7 @@ func (r *reading) verifyParts() error {
 		if err != nil {
 			return err
 		}
-		if err := r.holds.check(t, all); err != nil {
+		if err := r.sums.check(t, all); err != nil {
 			return err
 		}
 	}

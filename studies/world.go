@@ -33,7 +33,7 @@ func writeFact(tx *transaction, key, value, kind string) {
 	tx.insert(worldTable, []any{key, value, kind})
 }
 
-func (r *reading) loadWorld() error {
+func (r *loader) loadWorld() error {
 	s := &r.study
 	s.World, s.Found, s.Noted = map[string]string{}, map[string]string{}, map[string]string{}
 	err := r.all(worldTable, func(fact row) error {

@@ -21,9 +21,9 @@ type Advice struct {
 	Of     float64 `json:"of"`     // requests per second
 	Basis  Basis   `json:"basis"`  // says which rate Of is
 
-	At       float64   `json:"measured_at,omitempty"` // rate of the probe that shows it; 0 when none does
-	Kept     bool      `json:"kept"`                  // whether that probe kept the SLO
-	Measured []Reading `json:"measured,omitempty"`    // by that probe
+	At       float64         `json:"measured_at,omitempty"` // rate of the probe that shows it; 0 when none does
+	Kept     bool            `json:"kept"`                  // whether that probe kept the SLO
+	Measured []MeasuredLimit `json:"measured,omitempty"`    // by that probe
 }
 
 // A Basis names the rate that is multiplied by the margin.
@@ -35,32 +35,32 @@ const (
 	HighestPass Basis = "highest rate that passed" // where there is no interval
 )
 
-// A Reading is a limit of the SLO with its measured value.
-type Reading struct {
+// A MeasuredLimit is a limit of the SLO with its measured value.
+type MeasuredLimit struct {
 	Limit   string  `json:"limit"` // such as p99 TTFT
 	MaxMS   float64 `json:"max_ms"`
 	ValueMS float64 `json:"value_ms"`
 }
 
-// Readings returns the limits of a verdict with their measured values.
-func Readings(v slo.Verdict) []Reading {
-	readings := make([]Reading, len(v.Checks))
+// MeasuredLimits returns the limits of a verdict with their measured values.
+func MeasuredLimits(v slo.Verdict) []MeasuredLimit {
+	limits := make([]MeasuredLimit, len(v.Checks))
 	for i, c := range v.Checks {
-		readings[i] = Reading{c.Limit, c.MaxMS, c.ValueMS}
+		limits[i] = MeasuredLimit{c.Limit, c.MaxMS, c.ValueMS}
 	}
-	return readings
+	return limits
 }
 
-// String writes a reading, such as "p99 TTFT 711 of 1000 ms".
-func (r Reading) String() string {
-	return fmt.Sprintf("%s %s of %s ms", r.Limit, render.Number(r.ValueMS), render.Number(r.MaxMS))
+// String writes a limit with its value, such as "p99 TTFT 711 of 1000 ms".
+func (m MeasuredLimit) String() string {
+	return fmt.Sprintf("%s %s of %s ms", m.Limit, render.Number(m.ValueMS), render.Number(m.MaxMS))
 }
 
-// ReadingsText writes readings in one line.
-func ReadingsText(readings []Reading) string {
-	words := make([]string, len(readings))
-	for i, r := range readings {
-		words[i] = r.String()
+// MeasuredText writes limits with their values in one line.
+func MeasuredText(limits []MeasuredLimit) string {
+	words := make([]string, len(limits))
+	for i, m := range limits {
+		words[i] = m.String()
 	}
 	return strings.Join(words, ", ")
 }
@@ -92,7 +92,7 @@ func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok b
 			continue
 		}
 		nearest = math.Abs(off)
-		a.At, a.Kept, a.Measured = p.Rate, p.Verdict.Pass, Readings(p.Verdict)
+		a.At, a.Kept, a.Measured = p.Rate, p.Verdict.Pass, MeasuredLimits(p.Verdict)
 	}
 	return a, true
 }
@@ -112,9 +112,9 @@ func (a Advice) String() string {
 	case a.At == 0:
 		return text + "no probe at or above this rate passed"
 	case !a.Kept:
-		return text + fmt.Sprintf("but %s req/s failed: %s", render.Number(a.At), ReadingsText(a.Measured))
+		return text + fmt.Sprintf("but %s req/s failed: %s", render.Number(a.At), MeasuredText(a.Measured))
 	case a.Near():
-		return text + "there " + ReadingsText(a.Measured)
+		return text + "there " + MeasuredText(a.Measured)
 	}
-	return text + fmt.Sprintf("at %s req/s, which passed, %s", render.Number(a.At), ReadingsText(a.Measured))
+	return text + fmt.Sprintf("at %s req/s, which passed, %s", render.Number(a.At), MeasuredText(a.Measured))
 }

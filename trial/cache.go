@@ -19,8 +19,8 @@ const (
 	Steady Protocol = "steady"
 	// Primed sends each request of a finite source once before the first probe. After that the cache is never emptied.
 	Primed Protocol = "primed"
-	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with those of the window, so
-	// the window measures a cold cache. Only with Reset does a resumed study give the same result to the last digit.
+	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with the prompts of the
+	// window, so the window measures a cold cache. Only with Reset does a resumed study give the same result to the last digit.
 	Reset Protocol = "reset"
 	// Carried begins with the cache that the warm-up left, and never empties it, as the manual sweeps did. It is for
 	// sweeps alone: the lower loads prime the cache for the higher ones.
@@ -36,7 +36,7 @@ const (
 	// higher than that by more than foreignReuse, other clients have sent the same prompts.
 	foreignReuse = 0.05
 	// repeatedDraws is added to the draw of a probe that is repeated. The repetition must send other requests, because
-	// the cache holds those of the first attempt.
+	// the cache holds the requests of the first attempt.
 	repeatedDraws = 1 << 20
 	// A cache of unknown size is assumed to hold defaultKVTokens tokens.
 	defaultKVTokens = 1 << 22

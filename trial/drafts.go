@@ -56,7 +56,7 @@ func (d *drafts) diagnosis() string {
 	text := fmt.Sprintf("%s of %s drafted tokens were accepted (%.2g %%, less than %.2g %%): the drafter belongs to another model, "+
 		"tokenizer or chat template, or the answers cannot be predicted. ",
 		render.Thousands(d.Accepted), render.Thousands(d.Tokens), 100*d.Accepted/d.Tokens, 100*d.runner.MinAcceptance)
-	text += fmt.Sprintf("Each decoding step drafts and verifies %.1f tokens, of which %.2g are accepted on average", d.Tokens/d.Drafts, d.Accepted/d.Drafts)
+	text += fmt.Sprintf("Each decoding step drafts and verifies %.1f tokens and accepts %.2g of them on average", d.Tokens/d.Drafts, d.Accepted/d.Drafts)
 	if d.tpot > 0 {
 		text += fmt.Sprintf(", and a token takes %.1f ms at the median of a light load", d.tpot)
 	}

@@ -332,7 +332,7 @@ func TestRunWhenTheServerFails(t *testing.T) {
 		}, serverctl.OOMLoad, ""},
 		{"so is a death in the warm-up", func(ctx context.Context, l Launch) (Server, Load, error) {
 			server, _, err := warms.start(ctx, l)
-			return server, failing{warms}, err
+			return server, failingLoad{warms}, err
 		}, serverctl.OOMLoad, ""},
 		{"a missing binary ends the study", fails(errors.New("no such binary")), "", "no such binary"},
 		{"a failure that no flags can cure ends the study", fails(&serverctl.ExitError{Class: serverctl.ModelNotFound, Cause: serverctl.GatedModel, Evidence: "access is restricted"}),
@@ -390,10 +390,10 @@ func TestRunEndsAtOnceWhileNothingIsMeasured(t *testing.T) {
 	}
 }
 
-// A failing load reports that every request failed. Its server dies 20 ms later.
-type failing struct{ s *stub }
+// A failingLoad reports that every request failed. Its server dies 20 ms later.
+type failingLoad struct{ s *stub }
 
-func (d failing) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run, error) {
+func (d failingLoad) Run(context.Context, workload.Schedule, bench.Stop) (bench.Run, error) {
 	time.AfterFunc(20*time.Millisecond, func() { close(d.s.exited) })
 	return bench.Run{Others: 10, Broken: 10, BrokenDetail: "http-status: 500"}, nil
 }

@@ -118,7 +118,7 @@ func TestTheWarmUpGoesOnUntilTheAcceptanceIsKnown(t *testing.T) {
 		{"just enough is accepted", drafts(500, 10), asked, 2, Measured, nil},
 		{"hardly any is accepted", drafts(12591, 1), asked, 2, Dropped, []string{
 			"2 of 25,182 drafted tokens were accepted (0.0079 %, less than 2 %)", "another model, tokenizer or chat template",
-			"Each decoding step drafts and verifies 3.0 tokens, of which 0.00024 are accepted on average", "a token takes 10.0 ms"}},
+			"Each decoding step drafts and verifies 3.0 tokens and accepts 0.00024 of them on average", "a token takes 10.0 ms"}},
 		{"few tokens are drafted at a time", drafts(210, 0), asked, 5, Dropped, []string{"0 of 1,050 drafted"}},
 		{"nobody asks", drafts(12591, 1), nil, 2, Measured, nil},
 		{"too few are ever drafted to know in the warm-up, a probe tells", drafts(80, 0), asked, maxWarmUps, Dropped, []string{"0 of 1,040 drafted"}},

@@ -94,7 +94,7 @@ func (w *worstCase) survive(ctx context.Context) error {
 	}
 	text := fmt.Sprintf("the server survived %s after the search", what)
 	if series != nil && len(series.Running) > 0 {
-		text += fmt.Sprintf(", at most %.0f of which were seen to run at the same time", slices.Max(series.Running))
+		text += fmt.Sprintf(", at most %.0f of them running at the same time", slices.Max(series.Running))
 	}
 	if run.Stopped {
 		text += fmt.Sprintf(", not all answered within %s", render.Took(worstLimit))

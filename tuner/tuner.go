@@ -403,7 +403,7 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 }
 
 // served stores the version of a trial's server. Measurements on two versions cannot be compared. So the version must
-// be that of earlier trials, and of earlier probes of the same trial, unless the user accepts a change. If the server
+// be the same as in earlier trials, and in earlier probes of the same trial, unless the user accepts a change. If the server
 // does not report a version, served does nothing.
 func (s *Study) served(study studies.Study, t *studies.Trial, version string) error {
 	// A half-done trial keeps the version it began with. If the user accepted a change, the store has it.

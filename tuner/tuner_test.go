@@ -364,20 +364,20 @@ func TestAHangGetsASecondChance(t *testing.T) {
 	}
 }
 
-// A hanging server stops answering in its fourth load.
-type hanging struct {
+// A hangingServer stops answering in its fourth load.
+type hangingServer struct {
 	trial.Server
 	trial.Load
 	exited chan struct{}
 	runs   int
 }
 
-func (h *hanging) Exited() <-chan struct{} { return h.exited }
-func (h *hanging) Err() error {
+func (h *hangingServer) Exited() <-chan struct{} { return h.exited }
+func (h *hangingServer) Err() error {
 	return &serverctl.ExitError{Class: serverctl.Hang, Evidence: "no token"}
 }
 
-func (h *hanging) Run(ctx context.Context, s workload.Schedule, stop bench.Stop) (bench.Run, error) {
+func (h *hangingServer) Run(ctx context.Context, s workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	const last = 4 // this load comes after the warm-up and two probes
 	if h.runs++; h.runs == last {
 		close(h.exited)
@@ -397,14 +397,14 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 		if starts++; starts > 1 || err != nil {
 			return server, load, err
 		}
-		h := &hanging{Server: server, Load: load, exited: make(chan struct{})}
+		h := &hangingServer{Server: server, Load: load, exited: make(chan struct{})}
 		return h, h, nil
 	}
 	mustRun(t, s)
 	got := answers(t, store)[0]
 	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + gpuTime(got.Probes)
 	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > gpuTime(got.Probes[:1]) {
-		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes, of which the first took %v", starts, rest, gpuTime(got.Probes[:1]))
+		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes; the first probe took %v", starts, rest, gpuTime(got.Probes[:1]))
 	}
 	if !slices.ContainsFunc(got.Result.Notes, func(n string) bool { return strings.Contains(n, "a first server ended with hang: no token") }) {
 		t.Errorf("notes %q do not tell of the first server", got.Result.Notes)

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// WithColdLeadIn returns the schedule with new beginnings for the prompts of the lead-in. No prompt of the source has
-// such a beginning. So the window finds nothing of the lead-in in a prefix cache. Prompts of the lead-in still share as
-// much with each other as before.
+// WithColdLeadIn returns the schedule with a salt at the start of each prompt of the lead-in. No prompt of the source
+// starts with this salt. So the window finds nothing of the lead-in in a prefix cache. Prompts of the lead-in still
+// share as much with each other as before.
 func WithColdLeadIn(s Schedule, source Source) Schedule {
 	return func(yield func(Arrival) bool) {
-		var b *beginning
+		var leadIn *salt
 		for a := range s {
 			if a.Phase == LeadIn {
-				if b == nil {
-					b = unknownBeginning(source)
+				if leadIn == nil {
+					leadIn = unknownSalt(source)
 				}
-				a.Request = b.of(a.Request)
+				a.Request = leadIn.salted(a.Request)
 			}
 			if !yield(a) {
 				return
@@ -27,15 +27,15 @@ func WithColdLeadIn(s Schedule, source Source) Schedule {
 	}
 }
 
-// A beginning is a new start of a prompt, as token ids and as text.
-type beginning struct {
+// A salt is the text, or the token ids, with which prompts start so that a prefix cache does not know them.
+type salt struct {
 	tokens []int32
 	text   string
 }
 
-// unknownBeginning returns a beginning that no prompt of the source has. It uses token ids of the source, because the
-// model knows them. All ids of the beginning differ, because a prompt of the source may repeat one id a thousand times.
-func unknownBeginning(source Source) *beginning {
+// unknownSalt returns a salt with which no prompt of the source starts. It uses token ids of the source, because the
+// model knows them. All its ids differ, because a prompt of the source may repeat one id a thousand times.
+func unknownSalt(source Source) *salt {
 	const samples = 16
 	draw := chance(0, saltDraws, LeadInStream, 0)
 	var ids []int32
@@ -45,25 +45,25 @@ func unknownBeginning(source Source) *beginning {
 	slices.Sort(ids)
 	ids = slices.Compact(ids)
 	draw.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
-	return &beginning{slices.Clone(ids[:min(saltTokens, len(ids))]), saltText(draw)}
+	return &salt{slices.Clone(ids[:min(saltTokens, len(ids))]), saltText(draw)}
 }
 
 // saltText returns a random text for the start of a prompt. No other prompt starts with it.
 func saltText(draw *rand.Rand) string { return fmt.Sprintf("[%08x] ", draw.Uint32()) }
 
-// of returns a copy of the request with this beginning. Token ids are overwritten, so their number stays the same. A
-// text gets a few tokens longer.
-func (b *beginning) of(r *Request) *Request {
+// salted returns a copy of the request that starts with the salt. Token ids are overwritten, so their number stays the
+// same. A text gets a few tokens longer.
+func (t *salt) salted(r *Request) *Request {
 	s := *r
 	switch {
 	case r.Tokens != nil:
 		s.Tokens = slices.Clone(r.Tokens)
-		copy(s.Tokens, b.tokens)
+		copy(s.Tokens, t.tokens)
 	case len(r.Messages) > 0:
 		s.Messages = slices.Clone(r.Messages)
-		s.Messages[0].Content = b.text + s.Messages[0].Content
+		s.Messages[0].Content = t.text + s.Messages[0].Content
 	default:
-		s.Text = b.text + r.Text
+		s.Text = t.text + r.Text
 	}
 	if r.Next != nil {
 		s.Next = func(answer string) (*Request, time.Duration) {
@@ -71,7 +71,7 @@ func (b *beginning) of(r *Request) *Request {
 			if next == nil {
 				return nil, think
 			}
-			return b.of(next), think
+			return t.salted(next), think
 		}
 	}
 	return &s

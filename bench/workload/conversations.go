@@ -183,7 +183,7 @@ func drawStarters(r *rand.Rand, vocabSize int, length func() float64) [][]int32 
 }
 
 // requestsOf turns lengths into requests, conversation by conversation. All turns of a conversation share one array of
-// ids. So the prompt of turn t is exactly a prefix of that of turn t+1.
+// ids. So the prompt of turn t is exactly a prefix of the prompt of turn t+1.
 func requestsOf(r *rand.Rand, talks []talk, begin [][]int32, vocabSize int) []Request {
 	requests := make([]Request, 0, len(talks)*turns)
 	for c, t := range talks {

@@ -142,7 +142,7 @@ func explain(err error) error {
 		return err
 	}
 	if wrong, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
-		want := map[reflect.Kind]string{reflect.Int: "whole number", reflect.Slice: "list", reflect.Struct: "JSON object"}[wrong.Type.Kind()]
+		want := map[reflect.Kind]string{reflect.Int: "whole number", reflect.Float64: "number", reflect.Slice: "list", reflect.Struct: "JSON object"}[wrong.Type.Kind()]
 		if want == "" {
 			want = wrong.Type.Kind().String()
 		}
@@ -150,7 +150,7 @@ func explain(err error) error {
 		if field == "" {
 			field = "it"
 		}
-		return fmt.Errorf("%s is a %s, want a %s", field, wrong.Value, want)
+		return fmt.Errorf("%s is a %s, must be a %s", field, wrong.Value, want)
 	}
 	if syntax, ok := errors.AsType[*json.SyntaxError](err); ok {
 		return fmt.Errorf("is not JSON: syntax error at byte %d", syntax.Offset)

@@ -225,11 +225,11 @@ func parseMooncake(text []byte) (row recordedRow, err error) {
 	}
 	row.PromptTokens, row.OutputTokens, row.blocks = *line.InputLength, *line.OutputLength, line.HashIDs
 	if want := (row.PromptTokens + blockTokens - 1) / blockTokens; row.blocks != nil && len(row.blocks) != want {
-		return row, fmt.Errorf("has %s for %s, want %d: each id is a block of %d tokens", render.Count(len(row.blocks), "hash_id"), render.Count(row.PromptTokens, "token"), want, blockTokens)
+		return row, fmt.Errorf("has %s for %s, must have %d: each id is a block of %d tokens", render.Count(len(row.blocks), "hash_id"), render.Count(row.PromptTokens, "token"), want, blockTokens)
 	}
 	for _, id := range row.blocks {
 		if id < 0 || id >= 1<<48 {
-			return row, fmt.Errorf("hash id %d is outside [0, 2^48)", id)
+			return row, fmt.Errorf("hash id %d must be from 0 to below 2^48", id)
 		}
 	}
 	return row, nil

@@ -188,7 +188,7 @@ func (e shareGPTEntry) messages() ([]Message, error) {
 	for i, turn := range e.Conversations {
 		role := roles[turn.From]
 		if role == "" {
-			return nil, fmt.Errorf("conversations[%d] is from %q: want human or gpt", i, turn.From)
+			return nil, fmt.Errorf("conversations[%d] is from %q, must be human or gpt", i, turn.From)
 		}
 		asked = asked || role == "user"
 		answered = answered || asked && role == "assistant"

@@ -177,19 +177,19 @@ func (s Spec) checkNumbers() error {
 		{"suffix tokens", s.SuffixTokens}, {"prefixes", s.Prefixes}, {"groups", s.Groups}, {"requests", s.Requests},
 	} {
 		if number.value < 0 || number.value > MaxLength {
-			return fmt.Errorf("workload %s: %s %d is outside [0, %d]", s.Kind, number.name, number.value, MaxLength)
+			return fmt.Errorf("workload %s: %s %d must be from 0 to %d", s.Kind, number.name, number.value, MaxLength)
 		}
 	}
 	for _, ratio := range []float64{s.RangeRatio, s.InputRangeRatio, s.OutputRangeRatio} {
 		if !(ratio >= 0 && ratio < 1) {
-			return fmt.Errorf("range ratio %g is outside [0, 1)", ratio)
+			return fmt.Errorf("range ratio %g must be at least 0 and below 1", ratio)
 		}
 	}
 	switch {
 	case s.RangeRatio != 0 && (s.InputRangeRatio != 0 || s.OutputRangeRatio != 0):
 		return fmt.Errorf("range ratio %g applies to prompts and answers, but one of them also has its own: give only one", s.RangeRatio)
 	case !(s.HitPercent >= 0 && s.HitPercent < 100):
-		return fmt.Errorf("hit percent %g is outside (0, 100)", s.HitPercent)
+		return fmt.Errorf("hit percent %g must be above 0 and below 100", s.HitPercent)
 	case s.VocabSize <= firstToken:
 		return fmt.Errorf("a vocabulary of %s is too small, because the first %d ids are not used: see vocab_size in the model's config.json", render.Count(s.VocabSize, "token"), firstToken)
 	}

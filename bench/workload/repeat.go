@@ -14,19 +14,18 @@ const (
 const saltTokens = 4
 
 // salted returns r, the i-th request of a stream. If repetitions are salted, each repetition gives its requests a new
-// beginning. All requests of one repetition get the same beginning, so they still share as much with each other as
-// before.
+// salt. All requests of one repetition get the same salt, so they still share as much with each other as before.
 func (p *population) salted(r *Request, stream Stream, i int) *Request {
 	if i < p.n || p.repeat != Salt {
 		return r
 	}
 	draw := chance(p.seed, saltDraws, stream, i/p.n)
-	b := beginning{text: saltText(draw)}
+	start := salt{text: saltText(draw)}
 	if r.Tokens != nil {
-		b.tokens = make([]int32, saltTokens)
-		fill(draw, b.tokens, p.vocab)
+		start.tokens = make([]int32, saltTokens)
+		fill(draw, start.tokens, p.vocab)
 	}
-	return b.of(r)
+	return start.salted(r)
 }
 
 // Repeats returns how many of the first n requests of a stream are exact copies of earlier ones. Copies may be in the

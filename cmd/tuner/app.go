@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
@@ -23,7 +24,7 @@ var version = "dev"
 func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 	return &cli.App{
 		Name:                   "tuner",
-		Usage:                  "find the vLLM flags that serve the most traffic within your latency limits",
+		Usage:                  "find the vLLM flags that serve the most traffic within your limits",
 		Version:                version,
 		Writer:                 foreign.NewWriter(stdout),
 		ErrWriter:              foreign.NewWriter(stderr),
@@ -103,6 +104,19 @@ func dashed(name string) string {
 	return "--" + name
 }
 
+// oneOf returns an error if the value of a flag is not allowed. The error lists the allowed values, and names the nearest.
+func oneOf(flag, value string, allowed ...string) error {
+	if slices.Contains(allowed, value) {
+		return nil
+	}
+	last := len(allowed) - 1
+	text := strings.Join(allowed[:last], ", ") + " and " + allowed[last]
+	if near := space.Nearest(value, allowed); near != "" {
+		text += "; did you mean " + near + "?"
+	}
+	return usage("--%s %s: allowed are %s", flag, cmp.Or(value, `""`), text)
+}
+
 // expectedBy says which values the named flag takes. For types of flags that it does not know, it returns why, the
 // library's explanation.
 func expectedBy(flags []cli.Flag, name, why string) string {
@@ -166,14 +180,14 @@ func rootFlagOf(value, text string) cli.Flag {
 
 // formatFlag returns the flag that chooses the output format.
 func formatFlag() cli.Flag {
-	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`format`: text, json or yaml"}
+	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text", Usage: "`format` of the output: text, json or yaml"}
 }
 
 // formatOf returns the value of formatFlag. It also prepares the app's writer for JSON if that is the format.
 func formatOf(c *cli.Context) (string, error) {
 	f := c.String("output")
-	if !slices.Contains([]string{"text", "json", "yaml"}, f) {
-		return "", usage("--output %s: allowed are text, json and yaml", f)
+	if err := oneOf("output", f, "text", "json", "yaml"); err != nil {
+		return "", err
 	}
 	printDocuments(c, f)
 	return f, nil

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -13,7 +12,6 @@ import (
 	"vllmtuner/render"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/trial/loadtest"
-	"vllmtuner/tuner/space"
 )
 
 // newBench returns the load test that the flags describe.
@@ -74,7 +72,7 @@ func checkBenchFlags(c *cli.Context) error {
 	}
 	for _, name := range capacityFlags {
 		if c.IsSet(name) && !c.Bool("find-capacity") {
-			return usage("--%s is for --find-capacity", name)
+			return usage("--%s works with --find-capacity only", name)
 		}
 	}
 	return nil
@@ -132,16 +130,16 @@ func planRuns(c *cli.Context, b *loadtest.Bench) error {
 
 func planRamp(c *cli.Context, b *loadtest.Bench) error {
 	kind, from, to := c.String("ramp-up"), c.Float64("ramp-from"), c.Float64("ramp-to")
-	kinds := []string{"linear", "exponential"}
+	if err := oneOf("ramp-up", kind, "linear", "exponential"); err != nil {
+		return err
+	}
 	switch {
-	case !slices.Contains(kinds, kind):
-		return usage("--ramp-up %s: there is no such kind; %s", kind, space.DidYouMean(kind, kinds))
 	case !(from >= minRate && from <= maxRate && to >= minRate && to <= maxRate):
 		return usage("--ramp-up needs --ramp-from and --ramp-to, at least %g and at most %d", minRate, maxRate)
 	case b.Load.Arrivals.Trace != nil || b.Load.Rescale:
 		return usage("--ramp-up has arrivals of its own; leave out --arrivals trace and --rescale")
 	}
-	b.Runs = []loadtest.Run{b.Load.Ramp(from, to, kind == kinds[1])}
+	b.Runs = []loadtest.Run{b.Load.Ramp(from, to, kind == "exponential")}
 	return nil
 }
 
@@ -157,7 +155,7 @@ func sayRepeats(b *loadtest.Bench) error {
 			return usageError{err}
 		}
 		if n := workload.Repeats(source, r.Requests()); n > 0 {
-			fmt.Fprintf(b.Notes, "%s: %s repeat earlier ones of %s and may hit the prefix cache; see --repeat\n", r, render.Of(n, r.Requests(), "request"), source.Name())
+			fmt.Fprintf(b.Notes, "%s: %s repeat earlier requests of %s: they may hit the prefix cache; see --repeat\n", r, render.Of(n, r.Requests(), "request"), source.Name())
 			return nil
 		}
 	}
@@ -211,8 +209,8 @@ func checkOpenFiles(b *loadtest.Bench, limit *host.Limit) error {
 // newBenchReport returns the report that the flags describe.
 func newBenchReport(c *cli.Context, b *loadtest.Bench) (*loadtest.Report, error) {
 	format := c.String("output")
-	if !slices.Contains(loadtest.Formats, format) {
-		return nil, usage("--output %s: allowed are %s", format, strings.Join(loadtest.Formats, ", "))
+	if err := oneOf("output", format, loadtest.Formats...); err != nil {
+		return nil, err
 	}
 	printDocuments(c, format)
 	report := &loadtest.Report{Bench: b, Out: c.App.Writer, Format: format, File: c.String("result-file"), Append: c.Bool("append")}

@@ -28,8 +28,8 @@ func benchClient(c *cli.Context, stderr io.Writer) (*bench.Client, error) {
 		URL: base.String(), Model: c.String("model"), Endpoint: c.String("endpoint"), ITL: true,
 		IdleTimeout: c.Duration("idle-timeout"), RunLimit: c.Duration("answer-limit"), Natural: c.Bool("natural"), MaxInFlight: c.Int("max-concurrency"),
 	}
-	if client.Endpoint != workload.Completions && client.Endpoint != workload.Chat {
-		return nil, usage("--endpoint %s: write completions or chat", client.Endpoint)
+	if err := oneOf("endpoint", client.Endpoint, workload.Completions, workload.Chat); err != nil {
+		return nil, err
 	}
 	if client.IdleTimeout <= 0 {
 		return nil, usage("--idle-timeout %s: must be above 0", client.IdleTimeout)
@@ -129,7 +129,7 @@ func benchTLS(c *cli.Context, base *url.URL) (*tls.Config, error) {
 	case file == "" && !insecure:
 		return nil, nil
 	case base.Scheme != "https":
-		return nil, usage("--ca-file and --insecure are for https; --url is %s", base)
+		return nil, usage("--ca-file and --insecure work with https only; --url is %s", base)
 	case file == "":
 		return &tls.Config{InsecureSkipVerify: true}, nil // --insecure asks for this
 	case insecure:
@@ -165,5 +165,5 @@ func noteProxy(base *url.URL, stderr io.Writer) {
 	if err != nil || proxy == nil {
 		return
 	}
-	fmt.Fprintf(stderr, "the environment's proxy %s is not used; with --proxy it is used, and its latency is measured too\n", proxy.Redacted())
+	fmt.Fprintf(stderr, "the proxy %s of the environment is not used, because its delay would be measured too; to use it anyway, give --proxy\n", proxy.Redacted())
 }

@@ -127,14 +127,14 @@ func opened(serve http.HandlerFunc) http.HandlerFunc {
 	}
 }
 
-// A buffering writer sends an answer only when it is complete, as a buffering proxy does.
-type buffering struct{ http.ResponseWriter }
+// A bufferedWriter sends an answer only when it is complete, as a buffering proxy does.
+type bufferedWriter struct{ http.ResponseWriter }
 
-func (buffering) Flush() {}
+func (bufferedWriter) Flush() {}
 
 // An answer that is not streamed meets any limit on TPOT. Runs with such answers are void, in a sweep and in a search.
 func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
-	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) { guarded(buffering{w}, r) }))
+	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) { guarded(bufferedWriter{w}, r) }))
 	defer server.Close()
 	for _, args := range [][]string{
 		{"--concurrency", "1", "--requests", "20", "--slo", "p50 tpot <= 50ms"},

@@ -42,7 +42,7 @@ func benchServerFlags() []benchFlag {
 		{&cli.StringFlag{Name: "api-key-file"}, "FILE", "file with the API key (default: $OPENAI_API_KEY)"},
 		{&cli.GenericFlag{Name: "header", Value: new(headerFlag)}, "'NAME: V'",
 			"send this header with each request; may be repeated"},
-		{&cli.StringFlag{Name: "ca-file"}, "FILE", "PEM file of the authority that signed the server's certificate"},
+		{&cli.StringFlag{Name: "ca-file"}, "FILE", "PEM file of the authority that signed the certificate"},
 		{&cli.BoolFlag{Name: "insecure"}, "", "do not check the server's certificate"},
 		{&cli.StringFlag{Name: "proxy"}, "URL", "HTTP proxy; HTTP_PROXY and the like are not used"},
 		{&cli.DurationFlag{Name: "idle-timeout", Value: time.Minute}, "TIME",
@@ -70,9 +70,9 @@ func benchWorkloadFlags() []benchFlag {
 		{&cli.IntFlag{Name: "groups"}, "N", "groups of requests that share a prefix"},
 		{&cli.IntFlag{Name: "vocab-size"}, "N", "token ids are below N"},
 		{&cli.StringFlag{Name: "repeat"}, "salt|error",
-			"a file shorter than the run is repeated with a salt, or refused (default: repeated unchanged)"},
-		{&cli.BoolFlag{Name: "skip-bad-rows"}, "", "skip and count bad rows of a file instead of refusing the file"},
-		{&cli.BoolFlag{Name: "natural"}, "", "let the model end its answers; such runs are not comparable"},
+			"if the file is shorter than the run: salt repeats it with other first tokens, error refuses it (default: repeat it unchanged)"},
+		{&cli.BoolFlag{Name: "skip-bad-rows"}, "", "leave bad rows of a file out and count them, instead of refusing the file"},
+		{&cli.BoolFlag{Name: "natural"}, "", "let the model end its answers; do not compare such runs"},
 		{&cli.Uint64Flag{Name: "seed", Value: 1}, "N", "seed of requests and arrivals (1)"},
 	}
 }
@@ -82,7 +82,7 @@ func benchLoadFlags() []benchFlag {
 	return []benchFlag{
 		{&cli.StringSliceFlag{Name: "rate"}, "R,…", "open loop: requests per second; also FROM:TO:STEP"},
 		{&cli.StringSliceFlag{Name: "concurrency"}, "N,…", "closed loop: N requests are always in flight"},
-		{&cli.IntFlag{Name: "max-concurrency"}, "N", "with --rate: at most N in flight; the others wait in the client"},
+		{&cli.IntFlag{Name: "max-concurrency"}, "N", "with --rate: at most N requests are in flight; others wait in the client"},
 		{&cli.StringFlag{Name: "arrivals", Value: "poisson"}, "KIND",
 			"poisson (default) or constant; trace: gaps from a file, scaled to the rate; replay: times as in the file"},
 		{&cli.Float64Flag{Name: "burstiness", Value: 1}, "B", "gamma arrivals; 1 is Poisson, larger is smoother (1)"},
@@ -99,12 +99,12 @@ func benchLoadFlags() []benchFlag {
 			"count at least N requests (300; in a closed loop 10 for each stream and at least 30)"},
 		{&cli.Float64Flag{Name: "seconds"}, "S", "count requests for at least S seconds"},
 		{&cli.DurationFlag{Name: "lead-in", Value: 5 * time.Second}, "TIME",
-			"load before the counted window (5s; in a search 4 times the longest answer within the SLO, 60s to 5m; " +
-				"with --reset-cache 2 times, 30s to 2m30s)"},
+			"load before requests count (5s; in a search 4 times as long as an answer may take within the SLO, 60s to 5m; " +
+				"with --reset-cache half of that)"},
 		{&cli.BoolFlag{Name: "reset-cache"}, "",
 			"empty the server's prefix cache before each run; vLLM needs VLLM_SERVER_DEV_MODE=1"},
 		{&cli.BoolFlag{Name: "no-run-out"}, "",
-			"no load after the window: the last requests then see a falling load, as in vllm bench serve"},
+			"send nothing after the last counted request, as vllm bench serve does; the last answers are then too quick"},
 	}
 }
 
@@ -113,7 +113,7 @@ func benchReportFlags() []benchFlag {
 	return []benchFlag{
 		{&cli.StringSliceFlag{Name: "slo"}, "LIMIT,…",
 			"judge each run by limits such as 'p99 ttft <= 1000ms'; exit code 4 when no run keeps them"},
-		{&cli.StringSliceFlag{Name: "goodput"}, "M:MS,…", "limits in ms, as in vllm bench serve: ttft:1000 tpot:50"},
+		{&cli.StringSliceFlag{Name: "goodput"}, "M:MS,…", "count requests within limits in ms: ttft:1000 tpot:50"},
 		{&cli.BoolFlag{Name: "find-capacity"}, "",
 			"search for the highest rate that keeps --slo, beginning at --rate; print it with its 95 % interval and a " +
 				"rate to run at; a run takes 2m without --seconds or --requests"},
@@ -125,7 +125,7 @@ func benchReportFlags() []benchFlag {
 		{&cli.Float64Flag{Name: "max-rate", Value: maxRate}, "R", "try no rate above R (100000)"},
 		{&cli.Float64Flag{Name: "margin", Value: trial.DefaultMargin}, "M",
 			"advise M times the lower end of the interval (0.9)"},
-		{&cli.BoolFlag{Name: "no-prime"}, "", "do not send the workload once before a search to fill the prefix cache"},
+		{&cli.BoolFlag{Name: "no-prime"}, "", "do not fill the prefix cache before a search by sending the workload once"},
 		{&cli.StringFlag{Name: "rules", Value: string(bench.Rules033)}, "VERSION",
 			"compute figures as vLLM 0.33 or 0.14.1 does (0.33)"},
 		{&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text"}, "FORMAT",
@@ -133,7 +133,7 @@ func benchReportFlags() []benchFlag {
 		{&cli.StringFlag{Name: "result-file"}, "FILE", "write vLLM's result JSON, one line for each run"},
 		{&cli.BoolFlag{Name: "append"}, "", "add to that file instead of replacing it"},
 		{&cli.BoolFlag{Name: "detailed"}, "", "list every request in the JSON"},
-		{&cli.StringSliceFlag{Name: "metadata"}, "K=V,…", "add to the result JSON, as vllm bench serve does"},
+		{&cli.StringSliceFlag{Name: "metadata"}, "K=V,…", "labels to add to the result JSON, as in vllm bench serve"},
 		{&cli.BoolFlag{Name: "quiet"}, "", "no progress on standard error"},
 	}
 }

@@ -8,7 +8,6 @@ import (
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/trial/loadtest"
-	"vllmtuner/tuner/space"
 )
 
 // maxTokens limits the lengths of prompts and answers. No server accepts a request of this length.
@@ -33,13 +32,13 @@ func newBenchLoad(c *cli.Context) (loadtest.Load, error) {
 	case l.Requests < 0 || c.IsSet("requests") && l.Requests == 0:
 		return l, usage("--requests %d: must be at least 1", l.Requests)
 	case l.Requests > loadtest.MaxRequests:
-		return l, usage("--requests %d: at most %d", l.Requests, loadtest.MaxRequests)
+		return l, usage("--requests %d: must be at most %d", l.Requests, loadtest.MaxRequests)
 	case !(seconds >= 0 && seconds < year):
 		return l, usage("--seconds %g: must be 0 or more, and less than a year", seconds)
 	case l.LeadIn < 0:
 		return l, usage("--lead-in %s: must not be negative", l.LeadIn)
 	case c.Int("input-tokens") > maxTokens || c.Int("output-tokens") > maxTokens:
-		return l, usage("--input-tokens and --output-tokens: at most %d", maxTokens)
+		return l, usage("--input-tokens and --output-tokens: must be at most %d", maxTokens)
 	case l.Rescale && (c.IsSet("seconds") || c.IsSet("lead-in") && l.LeadIn > 0):
 		return l, usage("--rescale sends exactly --requests N, as vllm bench serve does; leave out --seconds and --lead-in")
 	default:
@@ -57,7 +56,6 @@ func newBenchLoad(c *cli.Context) (loadtest.Load, error) {
 func benchArrivals(c *cli.Context) (workload.Arrivals, error) {
 	var a workload.Arrivals
 	kind := c.String("arrivals")
-	kinds := []string{poisson, constant, traced, replayed}
 	if c.IsSet("burstiness") && kind != poisson {
 		return a, usage("--burstiness works with --arrivals poisson only; leave out --burstiness or --arrivals %s", kind)
 	}
@@ -75,7 +73,7 @@ func benchArrivals(c *cli.Context) (workload.Arrivals, error) {
 		}
 		a.Trace = trace
 	default:
-		return a, usage("--arrivals %s: there is no such kind; %s", kind, space.DidYouMean(kind, kinds))
+		return a, oneOf("arrivals", kind, poisson, constant, traced, replayed)
 	}
 	if err := a.Check(); err != nil {
 		return a, usage("--arrivals %s: %w", kind, err)

@@ -30,7 +30,7 @@ func parseRates(words []string) ([]float64, error) {
 		for i, part := range parts {
 			v, err := strconv.ParseFloat(part, 64)
 			if err != nil {
-				return nil, usage("--rate %s: %q is no number; write 4, or 1,2,4, or a range from:to:step such as 1:4:0.5", word, part)
+				return nil, usage("--rate %s: %q is not a number; write 4, or 1,2,4, or a range from:to:step such as 1:4:0.5", word, part)
 			}
 			if math.IsInf(v, 1) {
 				return nil, usage("--rate %s: must be at least %g and at most %d; without a rate, write --concurrency N", word, minRate, maxRate)

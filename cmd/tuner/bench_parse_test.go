@@ -22,14 +22,14 @@ func TestParseRates(t *testing.T) {
 		{[]string{"0.1:0.3:0.1", "9"}, []float64{0.1, 0.2, 0.3, 9}, ""},
 		{[]string{"1:2:0.4"}, []float64{1, 1.4, 1.8}, ""},
 		{[]string{"2:2:1"}, []float64{2}, ""},
-		{[]string{"fast"}, nil, `"fast" is no number; write 4`},
+		{[]string{"fast"}, nil, `"fast" is not a number; write 4`},
 		{[]string{"inf"}, nil, "without a rate, write --concurrency N"},
 		{[]string{"0"}, nil, "must be at least 0.001 and at most 100000"},
 		{[]string{"nan"}, nil, "must be at least 0.001"}, {[]string{"1e-9"}, nil, "must be at least 0.001"},
 		{[]string{"3:1:1"}, nil, "a range is from:to:step, upwards"},
 		{[]string{"1:2"}, nil, "a range is from:to:step"},
 		{[]string{"1:100000:0.001"}, nil, "fewer than 1000 steps"},
-		{[]string{""}, nil, `"" is no number`},
+		{[]string{""}, nil, `"" is not a number`},
 	} {
 		got, err := parseRates(row.words)
 		if !slices.Equal(got, row.want) || !says(err, row.says) {

@@ -102,7 +102,7 @@ func checkFirstRun(b *loadtest.Bench) error {
 		if b.Load.MinRequests() <= needed {
 			remedy = fmt.Sprintf("a lower percentile (a verdict on %s takes %d requests)", limit, needed)
 		}
-		return usage("--budget %s: a single run of %s at %g req/s takes %s; raise it, begin at a higher --rate, or take %s",
+		return usage("--budget %s: a single run of %s at %g req/s takes %s; raise --budget, begin at a higher --rate, or take %s",
 			b.Search.Budget, render.Count(b.Runs[0].Requests(), "request"), b.Search.Hint, render.Span(takes), remedy)
 	}
 	return nil

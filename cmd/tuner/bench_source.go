@@ -6,7 +6,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/tuner/space"
 )
 
 // benchSpec returns the workload that the flags describe.
@@ -26,8 +25,8 @@ func benchSpec(c *cli.Context) workload.Spec {
 
 // benchSource opens the workload.
 func benchSource(c *cli.Context) (workload.Source, error) {
-	if kind := c.String("workload"); !slices.Contains(workload.Kinds, kind) {
-		return nil, usage("--workload %s: there is no such kind; %s", kind, space.DidYouMean(kind, workload.Kinds))
+	if err := oneOf("workload", c.String("workload"), workload.Kinds...); err != nil {
+		return nil, err
 	}
 	if kind := c.String("workload"); slices.Contains(workload.Settings["path"], kind) && c.String("path") == "" {
 		return nil, usage("--workload %s reads a file; name it with --path FILE", kind)

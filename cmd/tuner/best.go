@@ -17,16 +17,16 @@ func bestCommand() *cli.Command {
 		Usage:     "print the best args found, with their evidence",
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
-Works while the study runs, and after it was killed. Exit code 4: no trial
-has met the SLO, or none is finished yet.
+You can ask while the study runs, and after it was killed. Exit code 4: no
+trial met the SLO (the latency limits), or none is finished yet.
 
 Examples:
   tuner best llama70b
-  tuner best llama70b -o yaml    # args: of a Deployment
-  vllm serve MODEL $(tuner best llama70b --shell)    # JSON in args: eval it`,
+  tuner best llama70b -o yaml    # prints the args: of a Deployment
+  eval "vllm serve MODEL $(tuner best llama70b --shell)"`,
 		Flags: []cli.Flag{
 			rootFlag(), formatFlag(),
-			&cli.BoolFlag{Name: "shell", Usage: "print the args alone, on one line, quoted for a shell"},
+			&cli.BoolFlag{Name: "shell", Usage: "print only the args, in one line for a shell"},
 		},
 		Action: onDisk(func(c *cli.Context) error {
 			format, err := formatOf(c)

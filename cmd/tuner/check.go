@@ -21,8 +21,9 @@ func checkCommand(finish <-chan struct{}) *cli.Command {
 		Usage:     "check a study file and everything it needs, without GPU time",
 		ArgsUsage: "STUDY.yaml",
 		Description: `Checks the study file, its workload, the machine, the server's binary and its
-flags, the local model and the store. Then prints the plan and an estimate of
-its time. It starts nothing but the server's --help.
+flags, the local model and the disk for studies. Then it prints the plan, and
+how long the study will take. It starts no server: it only asks the server's
+command for its --help.
 
 Example: tuner check study.yaml`,
 		Flags: []cli.Flag{

@@ -51,7 +51,7 @@ Example: tuner delete llama70b --root /mnt/nfs/studies`,
 
 func takeoverFlag() cli.Flag {
 	return &cli.DurationFlag{Name: "takeover-after", Value: fence.DefaultTTL,
-		Usage: "on a shared disk, consider an owner dead after this `time` of silence; use one value for all runs of a study"}
+		Usage: "on a shared disk, take a study over if its tuner has written nothing for this `time`; give all runs of a study the same value"}
 }
 
 func takeoverOf(c *cli.Context) (time.Duration, error) {

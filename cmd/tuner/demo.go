@@ -20,23 +20,26 @@ var demoFile []byte
 func demoCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:  "demo",
-		Usage: "run a complete study on a simulated H200, in seconds, without a GPU",
-		Description: `Runs sixteen trials on a simulated H200 in virtual time, and measures the
-best once more, with the code of a real study. A calibrated model replaces
-the server, so every figure is simulated.
+		Usage: "run a whole study on a simulated H200 in seconds, without a GPU",
+		Description: `Runs a study in virtual time, with the code that runs real studies: 16 trials
+search the flags, then 3 confirm the default and the two best choices.
+A calibrated model replaces the server, so every figure is simulated.
 After an interruption the same command continues the demo. After a finished
-demo it begins a new study beside it.
+demo it begins another one and keeps the old one.
 
 Example: tuner demo --seed 7`,
 		Flags: []cli.Flag{
 			rootFlagOf(demoRoot(), "$XDG_STATE_HOME/tuner/demo"),
-			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "`seed` of points, requests and arrivals"},
-			&cli.StringFlag{Name: "sampler", Value: "gp", Usage: "`sampler`: gp, tpe, random, halton or grid"},
+			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "`seed` of all random choices"},
+			&cli.StringFlag{Name: "sampler", Value: "gp", Usage: "`sampler`, which chooses the flags to try: gp, tpe, random, halton or grid"},
 			&cli.BoolFlag{Name: "print", Usage: "print the study file and do nothing"},
 		},
 		Action: func(c *cli.Context) error {
 			if c.Bool("print") {
 				_, err := c.App.Writer.Write(demoFile)
+				return err
+			}
+			if err := oneOf("sampler", c.String("sampler"), studyfile.Samplers...); err != nil {
 				return err
 			}
 			file, err := silent.Watch(c.Context, c.App.ErrWriter, []string{c.String("root")}, func() (*studyfile.File, error) {

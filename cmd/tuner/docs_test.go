@@ -108,6 +108,28 @@ func TestLinksOfTheDocuments(t *testing.T) {
 	}
 }
 
+// Each page explains the special words that it uses, so that a reader may begin with any page.
+func TestPagesExplainTheirWords(t *testing.T) {
+	words := []struct{ word, explained *regexp.Regexp }{
+		{regexp.MustCompile(`TTFT`), regexp.MustCompile(`time to first\s+token`)},
+		{regexp.MustCompile(`TPOT`), regexp.MustCompile(`time\s+per\s+output\s+token`)},
+		{regexp.MustCompile(`\bSLO\b`), regexp.MustCompile(`latency\s+limits|the limits, such as`)},
+		{regexp.MustCompile(`\b[Hh]eadroom`), regexp.MustCompile(`ln\(limit / `)},
+		{regexp.MustCompile(`\b[Pp]riors?\b`), regexp.MustCompile(`hints?\s+for\s+the\s+search`)},
+	}
+	pages, err := filepath.Glob(filepath.Join(repo, "docs", "*.md"))
+	must(t, err)
+	for _, page := range pages {
+		text, err := os.ReadFile(page)
+		must(t, err)
+		for _, w := range words {
+			if used := w.word.Find(text); used != nil && !w.explained.Match(text) {
+				t.Errorf("%s uses the word %s and does not explain it (%s)", page, used, w.explained)
+			}
+		}
+	}
+}
+
 // Every command in the documents exists, and has the flags that the documents use.
 func TestCommandsOfTheDocuments(t *testing.T) {
 	line := regexp.MustCompile(`(?m)^ *(?:\$ |kubectl .* -- |)(?:/tuner/|bin/)?tuner ([a-z]+)(.*)$`)

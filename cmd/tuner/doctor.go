@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/serverctl/doctor"
 	"vllmtuner/serverctl/gpu"
@@ -18,11 +20,10 @@ func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "doctor",
 		Usage: "check GPUs, cores, memory, limits and disk for a study",
-		Description: `Shows what this machine, or this container, offers a server and its
-load, and what a study would lack. It asks nvidia-smi in PATH, or a DCGM
-exporter, for the GPUs. With --root it writes a small file there, tests
-whether studies are safe on that disk, and removes the file; it changes
-nothing else.
+		Description: `Shows the GPUs, cores, memory and limits of this machine or container, and
+what a study would lack. It asks nvidia-smi in PATH, or a DCGM exporter, for
+the GPUs. With --root it also tests whether studies are safe on that disk: it
+writes a small file there and removes it. It changes nothing else.
 
 It takes seconds, even when a driver hangs. A network disk gets 90 seconds
 to answer. Exit code 1 means that figures measured here would be wrong, or
@@ -35,11 +36,11 @@ Examples:
   tuner doctor --dcgm http://10.0.0.7:9400`,
 		Flags: []cli.Flag{
 			formatFlag(),
-			&cli.StringFlag{Name: "root", Usage: "`directory` for studies; its disk is examined too"},
+			&cli.StringFlag{Name: "root", Usage: "`directory` for studies, whose disk is tested too"},
 			&cli.IntFlag{Name: "gpus", Value: -1, DefaultText: "all", Usage: "`number` of GPUs that one server uses; 0 for vLLM on CPU"},
-			&cli.IntFlag{Name: "streams", Value: host.DefaultStreams, Usage: "maximum `number` of requests in flight"},
+			&cli.IntFlag{Name: "streams", Value: host.DefaultStreams, Usage: "largest `number` of requests in flight at a time"},
 			&cli.StringFlag{Name: "nvidia-smi", Usage: "`path` of nvidia-smi"},
-			&cli.StringFlag{Name: "dcgm", Usage: "`URL` of a DCGM exporter to ask instead of nvidia-smi"},
+			&cli.StringFlag{Name: "dcgm", Usage: "ask the DCGM exporter at this `URL`, not nvidia-smi"},
 		},
 		Action: func(c *cli.Context) error {
 			format, err := formatOf(c)
@@ -87,8 +88,12 @@ func examinationOf(c *cli.Context) (e doctor.Examination, err error) {
 		e.Source, e.SourceName = &gpu.DCGM{URL: dcgm}, "dcgm"
 	default:
 		if smi != "" {
-			if _, err := exec.LookPath(smi); err != nil {
-				return e, usage("--nvidia-smi: %w", err)
+			switch _, err := exec.LookPath(smi); {
+			case err == nil:
+			case errors.Is(err, exec.ErrNotFound):
+				return e, usage("--nvidia-smi %s: it is not in PATH; give its full path, such as /usr/bin/nvidia-smi", smi)
+			default:
+				return e, usage("--nvidia-smi %s: %s; check the path, or leave --nvidia-smi out to use the one in PATH", smi, foreign.Cause(err))
 			}
 		}
 		e.Source, e.SourceName = &gpu.NvidiaSMI{Path: smi}, "nvidia-smi"

@@ -33,7 +33,7 @@ var errStoppedNow = errors.New("stopped at once")
 // errNothingMet and errSpent are results of a study, not failures of the tuner.
 var (
 	errNothingMet = errors.New("no trial met the SLO; `tuner status` shows why, trial by trial")
-	errSpent      = errors.New("the budget was spent before any trial met the SLO in the current world")
+	errSpent      = errors.New("the budget was spent before any trial met the SLO; trials before an accepted change do not count")
 )
 
 // An unmetError says why a study has no winner.

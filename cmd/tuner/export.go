@@ -7,7 +7,6 @@ import (
 	"io"
 	"iter"
 	"os"
-	"slices"
 
 	"github.com/urfave/cli/v2"
 
@@ -25,12 +24,12 @@ func exportCommand() *cli.Command {
 		Usage:     "write a study for Optuna, pandas or another program",
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
-Reads a published snapshot, and never disturbs the study.
+You can export a study while it runs; this never disturbs it.
 
   optuna  a SQLite file in the form of Optuna 4 and 5: for Optuna Dashboard,
           for its plots, or to continue with Optuna
   csv     one row per trial, or with --probes one row per probe
-  json    the study with its world, events, trials and probes
+  json    the study as one object: its settings, events, trials and probes
   sqlite  everything that is stored, as one database (docs/schema.md)
 
 Examples:
@@ -40,7 +39,7 @@ Examples:
 See docs/export.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
-			&cli.StringFlag{Name: "format", Aliases: []string{"f"}, Usage: "`format`: " + exportFormats},
+			&cli.StringFlag{Name: "format", Aliases: []string{"f"}, Usage: "`format` of the file: " + exportFormats},
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "write to `FILE`; without it, csv and json go to standard output"},
 			&cli.BoolFlag{Name: "probes", Usage: "with csv: one row per probe"},
 			&cli.BoolFlag{Name: "force", Usage: "replace FILE if it exists"},
@@ -61,13 +60,15 @@ const (
 
 func exportAction(c *cli.Context) error {
 	format, path := c.String("format"), c.String("output")
-	switch {
-	case !c.IsSet("format"):
+	if !c.IsSet("format") {
 		return usage("export needs --format: %s", exportFormats)
-	case !slices.Contains([]string{asOptuna, asCSV, asJSON, asSQLite}, format):
-		return usage("--format %q: there is no such format; write %s", format, exportFormats)
+	}
+	if err := oneOf("format", format, asOptuna, asCSV, asJSON, asSQLite); err != nil {
+		return err
+	}
+	switch {
 	case c.Bool("probes") && format != asCSV:
-		return usage("--probes is for --format csv; the other formats always include the probes")
+		return usage("--probes works with --format csv only; the other formats always include the probes")
 	case path == "" && format != asCSV && format != asJSON:
 		return usage("--format %s writes a file: name it with -o FILE", format)
 	}
@@ -86,7 +87,7 @@ func exportAction(c *cli.Context) error {
 	}
 	study, err := write(c, dir)
 	if err == nil && path != "" {
-		fmt.Fprintf(c.App.ErrWriter, "%s: %s\n", path, render.Count(len(study.Trials), "trial"))
+		fmt.Fprintf(c.App.ErrWriter, "wrote %s to %s\n", render.Count(len(study.Trials), "trial"), path)
 	}
 	warnReader(c.App.ErrWriter, dir, study)
 	return err

@@ -27,13 +27,13 @@ func importCommand(finish <-chan struct{}) *cli.Command {
 		Description: `A PATH is one of these:
   - result.txt of auto_tune.sh, or its directory
   - JSON files of vllm bench serve --save-result, or their directory; several
-    such PATHs are one source
+    such PATHs count as one
   - an Optuna SQLite file
-  - another study's directory, or its export by tuner export --format sqlite
+  - the directory of another study, or a file of tuner export --format sqlite
 
-The search learns from them, and the best point of each source soon gets a
-trial of its own. Imported results are not trials and cannot win. Importing a
-PATH again replaces its earlier results.
+The search learns from the imported results, and soon measures the best flags
+of each PATH itself. Only flags that this study has measured can win. If you
+import a PATH again, the new results replace the old ones.
 
 Examples:
   tuner import study.yaml auto-benchmark/2026_03_01_10_30 --dry-run
@@ -41,14 +41,15 @@ Examples:
   tuner import study.yaml studies/llama70b-old
 
 Exit codes: 0 done; 2 the command line or a file is wrong, or no file has a
-result that the study can use; 3 another tuner owns the study; 6 the workload
-or another part of the study's world changed. See docs/export.md.`,
+result that the study can use; 3 another tuner owns the study; 6 the model,
+the workload or the machine changed since the study began.
+See docs/export.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
-			&cli.StringSliceFlag{Name: "set", Usage: "`FLAG=VALUE` of the measured servers, if the files do not say it; may be repeated"},
-			&cli.BoolFlag{Name: "defaults", Usage: "files without flags come from a server with none of the searched flags"},
-			&cli.BoolFlag{Name: "any-model", Usage: "accept results of a model with another name, such as an alias"},
-			&cli.StringFlag{Name: "optuna-study", Usage: "`NAME` of the study, if an Optuna file holds several"},
+			&cli.StringSliceFlag{Name: "set", Usage: "`FLAG=VALUE` that the measured servers had, if the files do not say so; may be repeated"},
+			&cli.BoolFlag{Name: "defaults", Usage: "a file that names no flags was measured with the server's defaults"},
+			&cli.BoolFlag{Name: "any-model", Usage: "also accept results of a model with another name, such as an alias"},
+			&cli.StringFlag{Name: "optuna-study", Usage: "`NAME` of the study to import, if an Optuna file holds several"},
 			takeoverFlag(),
 			&cli.BoolFlag{Name: "dry-run", Usage: "print what would be imported, and store nothing"},
 		},

@@ -62,7 +62,7 @@ func (v *victim) run(t *testing.T) (killed bool) {
 	switch {
 	case err == nil:
 		if is := answer(stdout.String()); is != v.answer {
-			t.Errorf("the answer is\n%swant that of the run without kills\n%s", is, v.answer)
+			t.Errorf("the answer is\n%swant the answer of the run without kills\n%s", is, v.answer)
 		}
 	case err.Error() != "signal: killed":
 		t.Fatalf("the tuner ends by itself with %v\n%s", err, &stderr)

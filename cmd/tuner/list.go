@@ -16,7 +16,8 @@ func listCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "list",
 		Usage: "list the studies in a root directory, newest first",
-		Description: `Reads what the studies have published, and never disturbs a running one.
+		Description: `Shows the state of each study and its best result. It never disturbs a study
+that runs.
 
 Examples:
   tuner list

@@ -18,7 +18,7 @@ import (
 )
 
 // follow starts `tuner logs -f` for trial 0 of aLiveStudy.
-func follow(t *testing.T, root string) *running {
+func follow(t *testing.T, root string) *startedCommand {
 	t.Helper()
 	return launch(t, tunerCommand(context.WithoutCancel(t.Context()), t, "logs", "-f", "small", "0", "--root", root))
 }

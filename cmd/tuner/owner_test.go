@@ -52,7 +52,7 @@ func someMoments() []moment {
 
 // An owner is a tuner that runs a study of one trial.
 type owner struct {
-	*running
+	*startedCommand
 	dir   string
 	study string
 	root  string
@@ -62,7 +62,7 @@ func startOwner(t *testing.T) *owner {
 	t.Helper()
 	o := &owner{study: writePatientStudy(t, slowLife, 1, 1), root: t.TempDir()}
 	o.dir = filepath.Join(o.root, "small")
-	o.running = launch(t, tunerCommand(context.WithoutCancel(t.Context()), t, "run", o.study, "--root", o.root))
+	o.startedCommand = launch(t, tunerCommand(context.WithoutCancel(t.Context()), t, "run", o.study, "--root", o.root))
 	return o
 }
 

@@ -19,7 +19,7 @@ type progress struct {
 	shown    *render.Progress
 	short    map[string]string // short names of the searched flags
 	trials   int               // number of trials in the budget
-	finished int               // number of finished trials, also those of earlier processes
+	finished int               // number of finished trials, earlier processes included
 	began    time.Time
 	ended    time.Time // end of the last trial of this process, or began if there is none
 	measured int       // number of trials that this process finished

@@ -118,9 +118,12 @@ func TestBannedFormsAreFound(t *testing.T) {
 	}
 }
 
-// The documents and the golden files contain none of bannedForms.
+// thatOf is a form for which a reader must look for the noun before it.
+var thatOf = regexp.MustCompile(`\b(?:that|those)\s+of\b`)
+
+// The documents and the golden files contain none of bannedForms, and not thatOf.
 func TestNoTextHasBannedForms(t *testing.T) {
-	for _, pattern := range []string{"studies/report/testdata/*.golden", "serverctl/doctor/testdata/*.txt", "docs/*.md", "README.md"} {
+	for _, pattern := range []string{"studies/report/testdata/*.golden", "serverctl/doctor/testdata/*.txt", "docs/*.md", "docs/evidence/*.md", "README.md", "ARCHITECTURE.md", "CHANGELOG.md"} {
 		files, err := filepath.Glob(filepath.Join(repo, pattern))
 		if err != nil || len(files) == 0 {
 			t.Errorf("%s: %d files, %v", pattern, len(files), err)
@@ -132,6 +135,9 @@ func TestNoTextHasBannedForms(t *testing.T) {
 			}
 			for _, complaint := range bannedIn(string(text)) {
 				t.Errorf("%s: %s", file, complaint)
+			}
+			if found := thatOf.Find(text); found != nil {
+				t.Errorf("%s: %q makes the reader go back; repeat the noun", file, found)
 			}
 		}
 	}

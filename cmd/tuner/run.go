@@ -30,21 +30,21 @@ func runCommand(finish <-chan struct{}) *cli.Command {
 		Name:      "run",
 		Usage:     "run a study, or continue it where it stopped",
 		ArgsUsage: "STUDY.yaml",
-		Description: `Runs the trials of a study file and prints the best args found. Press
-Ctrl-C once to finish the current probe and stop, twice to stop at once.
-Run the same command again to continue the study, also after a kill or a
-crash. It repeats no finished probe.
+		Description: `Runs the study that a study file describes, and prints the best args found.
+Press Ctrl-C once to finish the current probe (the measurement of one rate)
+and stop, twice to stop at once. To continue the study, run the same command
+again, also after a kill or a crash. It repeats no finished probe.
 
 Examples:
   tuner run study.yaml
   tuner run study.yaml --root /mnt/nfs/studies --listen 127.0.0.1:9090`,
 		Flags: []cli.Flag{
 			rootFlag(),
-			&cli.StringFlag{Name: "listen", Usage: "serve /healthz and /metrics at `HOST:PORT`; a port alone (:9090) means loopback"},
+			&cli.StringFlag{Name: "listen", Usage: "serve /healthz and /metrics at `HOST:PORT`; without a host, as in :9090, only to this machine"},
 			&cli.BoolFlag{Name: "accept-drift", Usage: "continue although model, workload, machine or server changed since the study began; the SLO must not change"},
 			&cli.BoolFlag{Name: "from-snapshot", Usage: "if the study's database is damaged or lost, continue from its newest snapshot"},
 			takeoverFlag(),
-			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "use exit codes 4 (nothing met the SLO) and 5 (budget spent) in Kubernetes too"},
+			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "in Kubernetes too, exit with 4 if no trial met the SLO, and with 5 if the budget ended first"},
 		},
 		Action: func(c *cli.Context) error {
 			path, err := oneArg(c, "a study file")

@@ -38,8 +38,8 @@ func (w *written) String() string {
 // patience is how long a test waits for a command. It is long enough for a busy machine with the race detector.
 const patience = 90 * time.Second
 
-// A running is a command that a test has started. It keeps the command's output.
-type running struct {
+// A startedCommand is a command that a test has started. It keeps the command's output.
+type startedCommand struct {
 	written
 	cmd   *exec.Cmd
 	tty   *os.File      // the command's terminal, if it has one
@@ -47,9 +47,9 @@ type running struct {
 }
 
 // launch starts a command. Its standard output and standard error go to the same writer.
-func launch(t *testing.T, cmd *exec.Cmd) *running {
+func launch(t *testing.T, cmd *exec.Cmd) *startedCommand {
 	t.Helper()
-	r := &running{cmd: cmd, ended: make(chan struct{})}
+	r := &startedCommand{cmd: cmd, ended: make(chan struct{})}
 	cmd.Stdout, cmd.Stderr = r, r
 	must(t, cmd.Start())
 	r.await(t, func() {})
@@ -58,9 +58,9 @@ func launch(t *testing.T, cmd *exec.Cmd) *running {
 
 // onTerminal starts a command on a terminal of a kind, such as xterm. The command's standard output goes to stdout
 // instead, unless stdout is nil.
-func onTerminal(t *testing.T, kind string, columns int, stdout io.Writer, args ...string) *running {
+func onTerminal(t *testing.T, kind string, columns int, stdout io.Writer, args ...string) *startedCommand {
 	t.Helper()
-	r := &running{cmd: tunerCommand(t.Context(), t, args...), ended: make(chan struct{})}
+	r := &startedCommand{cmd: tunerCommand(t.Context(), t, args...), ended: make(chan struct{})}
 	r.cmd.Stdout = stdout
 	r.cmd.Env = append(r.cmd.Env, everyStep+"=1", "TERM="+kind, "COLUMNS=300") // the terminal's own width must count more than COLUMNS
 	var err error
@@ -75,7 +75,7 @@ func onTerminal(t *testing.T, kind string, columns int, stdout io.Writer, args .
 
 // await waits in the background until read has returned and the command has ended. At the end of the test it kills the
 // command.
-func (r *running) await(t *testing.T, read func()) {
+func (r *startedCommand) await(t *testing.T, read func()) {
 	go func() {
 		defer close(r.ended)
 		read()
@@ -88,7 +88,7 @@ func (r *running) await(t *testing.T, read func()) {
 }
 
 // waitFor waits until the command has printed a text.
-func (r *running) waitFor(t *testing.T, text string) {
+func (r *startedCommand) waitFor(t *testing.T, text string) {
 	t.Helper()
 	for deadline := time.Now().Add(patience); ; time.Sleep(5 * time.Millisecond) {
 		over := time.Now().After(deadline)
@@ -107,7 +107,7 @@ func (r *running) waitFor(t *testing.T, text string) {
 }
 
 // end waits until the command has ended, and returns its output and its exit code.
-func (r *running) end(t *testing.T) (string, int) {
+func (r *startedCommand) end(t *testing.T) (string, int) {
 	t.Helper()
 	select {
 	case <-r.ended:

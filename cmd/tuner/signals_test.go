@@ -31,7 +31,7 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 		}
 	}
 	line(0)
-	hangUp := func(f *running) {
+	hangUp := func(f *startedCommand) {
 		t.Helper()
 		f.waitFor(t, "line 0\n")
 		must(t, f.cmd.Process.Signal(syscall.SIGHUP))
@@ -52,7 +52,7 @@ func TestAClosingTerminalEndsTheTuner(t *testing.T) {
 }
 
 // followInShell is like follow, but starts a shell that first runs one command and then becomes tuner.
-func followInShell(t *testing.T, first, root string) *running {
+func followInShell(t *testing.T, first, root string) *startedCommand {
 	t.Helper()
 	words := []string{"-c", first + `; exec "$@"`, "sh", tunerPath(t), "logs", "-f", "small", "0", "--root", root}
 	return launch(t, exec.CommandContext(context.WithoutCancel(t.Context()), "sh", words...))

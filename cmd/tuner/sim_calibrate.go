@@ -28,10 +28,10 @@ func simCalibrateCommand(finish <-chan struct{}) *cli.Command {
 		Usage:     "fit a profile of the simulator to the trials of a study",
 		ArgsUsage: "STUDY",
 		Description: `Makes a profile with which the simulator behaves like your own server. It
-replays the study's probes in virtual time and fits the constants of the
-simulator to the measurements; this needs no GPU. Constants that the study
-cannot tell apart keep their values from --from, marked as assumed. See
-docs/simulator.md for what a study must vary.
+replays the study's measurements in virtual time, and changes the constants
+of the simulator until both agree. This needs no GPU. Constants that the
+study cannot tell apart keep their values from --from, marked as assumed.
+What a study must vary: see docs/simulator.md.
 
 Use the profile in a study file, as simulate: ./my.yaml, or with
 tuner sim serve --sim-profile ./my.yaml.
@@ -44,7 +44,7 @@ Examples:
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE.yaml` to write the profile to"},
-			&cli.StringFlag{Name: "from", Usage: "`profile` to begin with, a name or a file; the default is the one that the study simulated, or " + defaultProfile},
+			&cli.StringFlag{Name: "from", Usage: "`profile` to begin with, a name or a file (default: the one that the study simulated, or else " + defaultProfile + ")"},
 			&cli.BoolFlag{Name: "force", Usage: "replace the file if it exists"},
 			&cli.DurationFlag{Name: "time-limit", Value: 10 * time.Minute, Usage: "stop after this `time` with the best fit so far"},
 		},

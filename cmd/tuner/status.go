@@ -3,8 +3,6 @@ package main
 import (
 	"io"
 	"math"
-	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -19,9 +17,10 @@ func statusCommand(finish <-chan struct{}) *cli.Command {
 		Usage:     "print the progress of a study, and what each trial found",
 		ArgsUsage: "STUDY",
 		Description: `STUDY is ` + studyArgument + `.
-Reads a published snapshot, at most a few seconds old, and never disturbs the
-study. Shows the ten newest trials, and always the best one. With --watch the
-status stays up to date until the study ends, or you press Ctrl-C.
+Shows the ten newest trials, and always the best one. The figures are at
+most a few seconds old, and reading them never disturbs the study.
+With --watch the status stays up to date until the study ends, or you press
+Ctrl-C to leave it.
 
 Examples:
   tuner status llama70b --root /mnt/nfs/studies
@@ -74,17 +73,17 @@ Examples:
 // trials.
 func rowsOf(c *cli.Context, format string) (rows int, order report.Order, err error) {
 	order = report.Order(c.String("sort"))
-	if !slices.Contains(report.Orders, order) {
-		var names []string
-		for _, o := range report.Orders {
-			names = append(names, string(o))
-		}
-		return 0, "", usage("--sort %s: allowed are %s", order, strings.Join(names, ", "))
+	var orders []string
+	for _, o := range report.Orders {
+		orders = append(orders, string(o))
+	}
+	if err := oneOf("sort", string(order), orders...); err != nil {
+		return 0, "", err
 	}
 	if format != "text" {
 		for _, flag := range []string{"watch", "all", "sort"} {
 			if c.IsSet(flag) {
-				return 0, "", usage("--%s is for --output text: %s output has all trials, by number, and is written once", flag, format)
+				return 0, "", usage("--%s works with --output text only; %s output always has all trials, sorted by number, and is written once", flag, format)
 			}
 		}
 	}

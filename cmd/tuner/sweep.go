@@ -25,14 +25,15 @@ import (
 func sweepCommand(finish <-chan struct{}) *cli.Command {
 	return &cli.Command{
 		Name:      "sweep",
-		Usage:     "measure named configs at every rate of a grid, as manual sweeps do",
+		Usage:     "measure named configs at a list of rates, without a search",
 		ArgsUsage: "STUDY.yaml",
-		Description: `Starts one server for each config in the file's sweep section, warms it up,
-and measures it at each rate or concurrency in rising order. Prints p99
-tables, which rates keep the SLO, and the highest such rate of each config.
-With server.simulate it takes seconds and no GPU. If a config cannot start,
-its row says why. Press Ctrl-C once to finish the current rate and stop,
-twice to stop at once. The tables then show the rates that were measured.
+		Description: `For each config in the file's section sweep, it starts a server, warms it up,
+and measures it at each rate or concurrency, the lowest first. It prints
+tables of p99 latencies, and which rates keep the SLO (the latency limits).
+If a config cannot start, its row says why. Simulated servers take seconds
+and no GPU (server.simulate).
+Press Ctrl-C once to finish the current rate and stop, twice to stop at once.
+The tables then show the rates that were measured.
 
 Examples:
   tuner sweep docs/examples/phase1.yaml
@@ -44,10 +45,10 @@ Exit codes: 0 done; 1 no config could be measured, or something went wrong;
 rate; 130 interrupted. See docs/sweep.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
-			&cli.StringSliceFlag{Name: "config", Usage: "measure this `NAME` only; may be repeated. The first is the baseline"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and how long it takes, and start nothing"},
-			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: sweepTable, Usage: "`format`: table, csv or json"},
-			&cli.StringFlag{Name: "out", Usage: "write the tables as CSV files into this `directory` too"},
+			&cli.StringSliceFlag{Name: "config", Usage: "measure only the config `NAME`; may be repeated; the first one is the baseline"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print the plan and how long it will take; start nothing"},
+			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: sweepTable, Usage: "`format` of the output: table, csv or json"},
+			&cli.StringFlag{Name: "out", Usage: "also write the tables into this `directory`, as CSV files"},
 			&cli.BoolFlag{Name: "quiet", Usage: "no progress on standard error"},
 		},
 		Action: func(c *cli.Context) error { return sweepAction(c, finish) },
@@ -67,10 +68,9 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
-	formats := []string{sweepTable, sweepCSV, sweepJSON}
 	format := c.String("output")
-	if !slices.Contains(formats, format) {
-		return usage("--output %s: allowed are %s", format, strings.Join(formats, ", "))
+	if err := oneOf("output", format, sweepTable, sweepCSV, sweepJSON); err != nil {
+		return err
 	}
 	printDocuments(c, format)
 	file, err := readStudyFile(c, path)

@@ -31,7 +31,7 @@ var realFaults = []fault{
 		kills(false, syscall.SIGTERM)(t, r)
 	}, class: serverctl.Infrastructure, cause: serverctl.Terminated, within: deafLimit},
 	{name: "an unknown flag", flags: []string{"--no-such-flag", "1"}, class: serverctl.FlagsRejected, within: atOnce},
-	{name: "a value that is no number", flags: []string{"--max-num-seqs", "abc"}, class: serverctl.FlagsRejected, within: atOnce},
+	{name: "a value that is not a number", flags: []string{"--max-num-seqs", "abc"}, class: serverctl.FlagsRejected, within: atOnce},
 	{name: "flags that contradict each other", flags: []string{"--max-num-seqs", "4096"}, class: serverctl.FlagsRejected, within: atOnce},
 	{name: "the KV cache holds no single request", flags: []string{"--max-model-len", "4000000"}, class: serverctl.KVTooSmall, within: atOnce,
 		config: func(c *serverctl.Config) { c.Env["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1" }},

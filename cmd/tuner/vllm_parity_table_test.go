@@ -117,7 +117,7 @@ func (f comparedField) isMedian() bool {
 	return strings.HasPrefix(f.name, "median_") || strings.HasPrefix(f.name, "p50_")
 }
 
-// apart returns by how much tuner bench's median exceeds that of vllm bench serve.
+// apart returns by how much tuner bench's median exceeds the median of vllm bench serve.
 func (f comparedField) apart() float64 { return medianOf(f.ours) - medianOf(f.theirs) }
 
 // String returns the field with the medians and ranges of both tools.

@@ -59,7 +59,7 @@ func TestText(t *testing.T) {
 	tight := gpuPod(2)
 	tight.Shm = host.Shm{Dir: host.DevShm, Total: 64 << 20, Free: 64 << 20}
 	tight.Limits.OpenFiles = &host.Limit{Soft: new(int64(1024)), Hard: new(int64(1024))}
-	tight.Unknown = []string{`memory: /sys/fs/cgroup/kubepods.slice/kubepods-burstable.slice/kubepods-pod7c.slice/memory.max: "banana" is no number`}
+	tight.Unknown = []string{`memory: /sys/fs/cgroup/kubepods.slice/kubepods-burstable.slice/kubepods-pod7c.slice/memory.max: "banana" is not a number`}
 	for _, row := range []struct {
 		name    string
 		source  fixedSource

@@ -22,7 +22,7 @@ import (
 const maxMetrics = 8 << 20
 
 // DCGM queries NVIDIA's DCGM exporter, which runs on the nodes of most clusters. It reports every GPU of its node, even
-// those of other containers: see Visible.
+// the GPUs of other containers: see Visible.
 type DCGM struct {
 	URL     string        // such as http://10.0.0.7:9400; if it has no path, /metrics is added
 	Timeout time.Duration // limit for one answer; 0 means ten seconds

@@ -277,7 +277,7 @@ func TestProcesses(t *testing.T) {
 		name, role string
 		want       []Process
 	}{
-		{"two, one of which shows no memory", "fine", []Process{{4711, second, new(128990.0)}, {4712, second, nil}}},
+		{"two, and one shows no memory", "fine", []Process{{4711, second, new(128990.0)}, {4712, second, nil}}},
 		{"an older driver has another name for the memory", "old", []Process{{4711, second, new(128990.0)}, {4712, second, nil}}},
 		{"none is no error", "empty", nil},
 		{"a container may not see the numbers", "mig", []Process{{0, second, nil}, {0, second, nil}}},

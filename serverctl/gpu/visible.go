@@ -7,7 +7,7 @@ import (
 )
 
 // Visible returns the GPUs of a reading that a program can use. Two environment variables of the program decide this.
-// lookup is os.LookupEnv, or a similar function for the environment of another program.
+// lookupEnv is os.LookupEnv, or a similar function for the environment of another program.
 //
 // Visible reads CUDA_VISIBLE_DEVICES as CUDA does (CUDA C++ Programming Guide, environment variables). The list holds
 // indices and UUIDs, and a UUID may be shortened. The first invalid entry ends the list. If the variable is set but
@@ -21,12 +21,12 @@ import (
 //
 // A reading does not tell which device an instance of MIG (MIG-…) belongs to. So if a list names an instance, Visible
 // returns every device that MIG divides.
-func Visible(reading Reading, lookup func(string) (string, bool)) []GPU {
+func Visible(reading Reading, lookupEnv func(string) (string, bool)) []GPU {
 	gpus := reading.GPUs
-	if list, ok := lookup("NVIDIA_VISIBLE_DEVICES"); ok {
+	if list, ok := lookupEnv("NVIDIA_VISIBLE_DEVICES"); ok {
 		gpus = letIn(gpus, list)
 	}
-	if list, ok := lookup("CUDA_VISIBLE_DEVICES"); ok {
+	if list, ok := lookupEnv("CUDA_VISIBLE_DEVICES"); ok {
 		gpus = chosen(gpus, list)
 	}
 	return gpus

@@ -35,16 +35,16 @@ func TestVisible(t *testing.T) {
 		{"so does an empty list", unset, "", []int{0, 1, 2}},
 		{"none is none", unset, "none", nil},
 		{"UUIDs pick from the node's GPUs", unset, "GPU-46ed1cc9-0002,GPU-8932f937-d72c", []int{0, 2}},
-		{"UUIDs of which none is there", unset, "GPU-dead", nil},
+		{"UUIDs that are not there", unset, "GPU-dead", nil},
 		{"CUDA's indices count what the runtime let in", "1", "GPU-46ed1cc9-0002,GPU-8932f937-d72c", []int{2}},
 	} {
 		t.Run(row.name, func(t *testing.T) {
-			lookup := func(name string) (string, bool) {
+			lookupEnv := func(name string) (string, bool) {
 				value := map[string]string{"CUDA_VISIBLE_DEVICES": row.cuda, "NVIDIA_VISIBLE_DEVICES": row.nvidia}[name]
 				return value, value != unset
 			}
 			var got []int
-			for _, g := range Visible(Reading{GPUs: gpus}, lookup) {
+			for _, g := range Visible(Reading{GPUs: gpus}, lookupEnv) {
 				got = append(got, g.Index)
 			}
 			if !slices.Equal(got, row.want) {

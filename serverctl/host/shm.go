@@ -187,7 +187,7 @@ func (w *ShmWatch) see(pid int, files map[key]bool) error {
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
 // mapped parses a line of /proc/PID/maps (proc(5)), whose fields are address, rights, offset, device, inode and path.
-// It ignores the device, which differs from that of stat(2) with bind mounts and overlays. Name and inode are enough to
+// It ignores the device, which stat(2) reports differently for bind mounts and overlays. Name and inode are enough to
 // identify the file.
 func mapped(line string) (key, bool) {
 	fields := strings.Fields(line)

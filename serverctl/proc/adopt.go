@@ -17,7 +17,7 @@ import (
 // Linux 3.4, prctl(2)). Children do not inherit the setting. The first process of a container is a subreaper anyway.
 var becomeSubreaper = sync.OnceValue(func() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return fmt.Errorf("become the parent of our orphans: %w", err)
+		return fmt.Errorf("become the parent of orphaned server processes: %w", err)
 	}
 	return nil
 })
@@ -31,7 +31,7 @@ func SubreaperSupport() error { return becomeSubreaper() }
 //
 // Pidfds tell direct and adopted children apart. Go's os package forks with CLONE_PIDFD, and keeps the pidfd until it
 // has the exit status (ensurePidfd and pidfdWait in os/pidfd_linux.go of Go 1.26). So we always hold the pidfd of a
-// direct child, and never that of an adopted child.
+// direct child, and never the pidfd of an adopted child.
 //
 // A kernel or sandbox may have no pidfds; the first leader shows this. Then the session decides. A direct child stays
 // in our session, except the leaders and the watchdog, whose PIDs we know. A descendant of a tree has left our session
@@ -120,7 +120,7 @@ func (sc *scan) reap() {
 func heldPidfds() (map[int]bool, error) {
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
-		return nil, fmt.Errorf("list our pidfds: %w", err)
+		return nil, fmt.Errorf("list the pidfds of the tuner: %w", err)
 	}
 	held := map[int]bool{}
 	for _, fd := range fds {

@@ -141,7 +141,7 @@ func playInit() error {
 	if os.Getpid() != 1 {
 		return fmt.Errorf("this is process %d", os.Getpid())
 	}
-	if _, err := Start(Spec{Argv: []string{os.Args[0]}}); err == nil || !strings.Contains(err.Error(), "mount our own") {
+	if _, err := Start(Spec{Argv: []string{os.Args[0]}}); err == nil || !strings.Contains(err.Error(), "mount the right one") {
 		return fmt.Errorf("with the /proc of another namespace Start says %v", err)
 	}
 	if err := syscall.Mount("proc", "/proc", "proc", 0, ""); err != nil {

@@ -40,7 +40,7 @@ func CgroupSupport() error {
 func newCgroup(token string) (cgroup, error) {
 	own, err := cgroups.OwnV2(nil)
 	if err != nil {
-		return "", fmt.Errorf("find our cgroup: %w", err)
+		return "", fmt.Errorf("find the cgroup of the tuner: %w", err)
 	}
 	group := cgroup(filepath.Join(own, cgroupPrefix+token))
 	if err := os.Mkdir(string(group), 0o755); err != nil {

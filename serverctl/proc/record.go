@@ -85,7 +85,7 @@ func (r Record) Members() ([]int, error) {
 	return pidsOf(f.living), err
 }
 
-// state returns the processes of the tree. Among the dead it finds only those of the session.
+// state returns the processes of the tree. It finds a dead process only if that process was in the session.
 func (r Record) state() (treeState, error) {
 	all, err := processes()
 	if err != nil {
@@ -125,11 +125,11 @@ func here() (bootID, namespace string, err error) {
 	namespace, _ = os.Readlink("/proc/self/ns/pid") // a kernel without namespaces has only one, without a name
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
-		return "", "", fmt.Errorf("read our PID: %w", err)
+		return "", "", fmt.Errorf("read the PID of the tuner: %w", err)
 	}
 	if self != strconv.Itoa(os.Getpid()) {
-		return "", "", fmt.Errorf("/proc says we are process %s, but we are %d: it belongs to another PID namespace; "+
-			"mount our own there: mount -t proc proc /proc", self, os.Getpid())
+		return "", "", fmt.Errorf("/proc shows the tuner as process %s, but its PID is %d: /proc belongs to another PID namespace; "+
+			"mount the right one: mount -t proc proc /proc", self, os.Getpid())
 	}
 	return strings.TrimSpace(string(b)), namespace, nil
 }

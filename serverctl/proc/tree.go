@@ -122,7 +122,7 @@ func sortByPID(processes []stat) {
 func (h *registry) scan() (map[int]stat, error) {
 	all, err := processes()
 	if err != nil {
-		return nil, fmt.Errorf("list the processes of our servers: %w", err)
+		return nil, fmt.Errorf("list the processes of the servers: %w", err)
 	}
 	sc := scan{
 		home: h, self: os.Getpid(), all: all, marks: make(map[int]mark, len(all)), grouped: map[int]*Process{},

@@ -156,7 +156,7 @@ func TestAnOrphanThatNobodySaw(t *testing.T) {
 	}
 }
 
-func BenchmarkLook(b *testing.B) {
+func BenchmarkScan(b *testing.B) {
 	home.mu.Lock()
 	defer home.mu.Unlock()
 	for b.Loop() {

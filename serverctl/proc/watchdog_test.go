@@ -108,7 +108,7 @@ func testWatchdogLeavesNothing(t *testing.T) {
 	}{
 		{"a stubborn family, one of them in another session", "own family", 3, false},
 		{"a daemon that shed every mark but its cgroup", "own daemonise", 2, true},
-		{"two servers, the second of which got a new watchdog", "own-twice family", 6, false},
+		{"two servers, and the second got a new watchdog", "own-twice family", 6, false},
 		{"an owner that was killed before it used the server", "own-unready family", 0, false},
 		{"an owner that was killed while it forked: the watchdog knows only the token", "own-untold", 1, false},
 		{"processes that live for a few milliseconds", "own hoppers", 0, true},
@@ -260,7 +260,7 @@ func TestTheWatchdogStaysAtItsPost(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("the watchdog's memory is %s, of which its own %s", status(t, pid, "VmRSS"), status(t, pid, "RssAnon"))
+	t.Logf("the watchdog's memory is %s, and %s of it is its own", status(t, pid, "VmRSS"), status(t, pid, "RssAnon"))
 }
 
 // status returns the value of one line of /proc/PID/status.

@@ -90,7 +90,7 @@ func drive(t *testing.T, e *Engine, reqs []*Request, due []float64, each func(be
 	}
 }
 
-// The test drives random engines with random loads, of which some are overloaded or forced to preempt. Every request
+// The test drives random engines with random loads. Some engines are overloaded or forced to preempt. Every request
 // must get exactly its tokens, every step must keep the limits, and no block may be lost. The same seed must give the
 // same times.
 func TestEngineKeepsItsLimitsAndLosesNothing(t *testing.T) {

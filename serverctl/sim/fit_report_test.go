@@ -20,6 +20,9 @@ are relative to the measured value. *Guess* is the mean over all configurations 
 simulator is not clearly better than the guess, its figure says nothing about flags. In single cells only p99 TTFT is better than the
 guess; the mean effect of the flags also agrees for p99 TPOT.
 
+*TTFT* is the time to first token, and *TPOT* the time per output token after the first. *ITL* is the gaps between chunks of output,
+and *E2E* the time to the end of the answer. The *SLO* is the latency limits.
+
 ` + "`make sim-fit`" + ` writes this page from the measurements in serverctl/sim/testdata/seed and the trace in
 serverctl/sim/testdata/trace_h200.csv.
 

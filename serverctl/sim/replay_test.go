@@ -55,7 +55,7 @@ func readTrace(t testing.TB) []traceRequest {
 	return trace
 }
 
-// content returns the hashes of the prompt's blocks. The first blocks are those of the starter, which several
+// content returns the hashes of the prompt's blocks. The first blocks belong to the starter, which several
 // conversations share. The other blocks belong to the conversation.
 func (q traceRequest) content() []uint64 {
 	var hs []uint64

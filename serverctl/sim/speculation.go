@@ -62,9 +62,9 @@ var speculativeMethods = []string{ngram, "medusa", "mlp_speculator", "draft_mode
 	"mimo_mtp", "glm4_moe_mtp", "ernie_mtp", "exaone_moe_mtp", "qwen3_next_mtp", "longcat_flash_mtp", "mtp", "pangu_ultra_moe_mtp"}
 
 // hasDrafter reports whether a drafter, which is a second model, runs beside the model.
-func (o Options) hasDrafter() bool { return o.SpeculativeTokens > 0 && !o.usesLookup() }
+func (o Options) hasDrafter() bool { return o.SpeculativeTokens > 0 && !o.usesPromptLookup() }
 
-func (o Options) usesLookup() bool {
+func (o Options) usesPromptLookup() bool {
 	return o.SpeculativeMethod == ngram || o.SpeculativeMethod == suffix
 }
 
@@ -90,7 +90,7 @@ func (e *Engine) accept(r *Request) int {
 // accepted all tokens before. It is 0 if the profile has no constants for the method.
 func (e *Engine) acceptance(position int) float64 {
 	chances := e.Profile.Speculation.Acceptance
-	if e.Options.usesLookup() {
+	if e.Options.usesPromptLookup() {
 		chances = e.Profile.Speculation.LookupAcceptance
 	}
 	if len(chances) == 0 {

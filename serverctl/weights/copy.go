@@ -369,7 +369,7 @@ func (c copier) checkFree(dir string, bytes int64) error {
 		}
 	}
 	if len(others) > 0 {
-		return fmt.Errorf("%w; remove those of %s that you no longer need, or choose another folder", err, strings.Join(others, ", "))
+		return fmt.Errorf("%w; remove copies that you no longer need (%s), or choose another folder", err, strings.Join(others, ", "))
 	}
 	return fmt.Errorf("%w; make room, or choose another folder", err)
 }

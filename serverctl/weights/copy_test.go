@@ -326,7 +326,7 @@ func TestTooLittleSpaceForACopy(t *testing.T) {
 		other := filepath.Join(t.TempDir(), "other")
 		write(t, other, map[string]string{"model.safetensors": string(random(3, 1<<20))})
 		_, _, err = copier{stall: time.Second, free: func(string) (int64, error) { return 64 << 20, nil }}.copy(t.Context(), other, to, nil)
-		wantError(t, err, "the copy takes 1 MiB and must leave 64 MiB free, but only 64 MiB are free", "remove those of tiny-llama-", ", tiny-llama-old that you no longer need, or choose another folder")
+		wantError(t, err, "the copy takes 1 MiB and must leave 64 MiB free, but only 64 MiB are free", "remove copies that you no longer need (tiny-llama-", ", tiny-llama-old), or choose another folder")
 	})
 	t.Run("on a small disk", func(t *testing.T) {
 		to := mount(t, "size=16m")

@@ -95,7 +95,7 @@ func TestFilesOfAFolder(t *testing.T) {
 		{"Mistral's own files come first", with(map[string]string{"consolidated.safetensors": "c"}), []string{"consolidated.safetensors"}, nil},
 		{"Mistral's own shards", map[string]string{"consolidated.safetensors.index.json": `{"weight_map": {"a": "consolidated-1.safetensors"}}`,
 			"consolidated-1.safetensors": "1", "consolidated-old.safetensors": "2", "model.safetensors": "3"}, []string{"consolidated-1.safetensors"}, nil},
-		{"PyTorch's files without those of a training", map[string]string{"pytorch_model.bin": "1", "training_args.bin": "2", "x.pt": "3"},
+		{"PyTorch's files without the files of a training", map[string]string{"pytorch_model.bin": "1", "training_args.bin": "2", "x.pt": "3"},
 			[]string{"pytorch_model.bin"}, nil},
 		{"older files of PyTorch", map[string]string{"model.pt": "1", "optimizer.pt": "2"}, []string{"model.pt"}, nil},
 		{"GGUF", map[string]string{"q4.gguf": "1"}, []string{"q4.gguf"}, nil},

@@ -130,7 +130,7 @@ func capacityCells(t studies.Trial) []cell {
 	}
 }
 
-// probeCells returns the cells with the figures of a probe. Latencies are those of completed requests, in milliseconds.
+// probeCells returns the cells with the figures of a probe. Latencies are of completed requests, in milliseconds.
 func probeCells(p trial.Probe) []cell {
 	m := p.Measurement
 	cells := []cell{

@@ -127,7 +127,7 @@ func (c *client) Remove(name string) error {
 func (c *client) Lock(name string) (io.Closer, error) {
 	defer c.ask()()
 	c.files[name], c.locked[name] = "", true
-	return closing(func() { c.unlock(name) }), nil
+	return closeFunc(func() { c.unlock(name) }), nil
 }
 
 func (c *client) unlock(name string) {
@@ -141,9 +141,9 @@ func (c *client) Locked(name string) (bool, error) {
 	return c.locked[name], nil
 }
 
-type closing func()
+type closeFunc func()
 
-func (c closing) Close() error { c(); return nil }
+func (c closeFunc) Close() error { c(); return nil }
 
 const ttl = 20 * time.Second
 

@@ -88,8 +88,8 @@ func (m Mount) Check() (warnings []string, err error) {
 func (m Mount) check(host string) (warnings []string, err error) {
 	if !m.NFS() {
 		if m.Locks() == NoLocks {
-			warnings = append(warnings, fmt.Sprintf("%s is on %s, whose locks may not reach other hosts: after a crash a study is taken over only when its "+
-				"owner was silent for --takeover-after", m.Point, m.Type))
+			warnings = append(warnings, fmt.Sprintf("%s is on %s, whose locks may not reach other hosts: after a crash, the next run waits until the old "+
+				"owner has been silent for --takeover-after", m.Point, m.Type))
 		}
 		return warnings, nil
 	}
@@ -100,7 +100,7 @@ func (m Mount) check(host string) (warnings []string, err error) {
 		}
 	}
 	if m.Locks() == NoLocks {
-		warnings = append(warnings, fmt.Sprintf("%s is mounted without locks that other hosts see (%s): after a crash a study is taken over only when its owner was silent for --takeover-after",
+		warnings = append(warnings, fmt.Sprintf("%s is mounted without locks that other hosts see (%s): after a crash, the next run waits until the old owner has been silent for --takeover-after",
 			m.Point, strings.Join(m.lockOptions(), ", ")))
 	}
 	if m.Has("nocto") {

@@ -41,7 +41,7 @@ func TestMountOf(t *testing.T) {
 		"/dev/shm/x":           {"/dev/shm", "tmpfs", CertainLocks, "", ""},
 		"/dev/shmoo":           {"/", "ext4", CertainLocks, "", ""},
 		"/mnt/studies":         {"/mnt", "nfs4", SharedLocks, "", ""},
-		"/mnt/old disk/a":      {"/mnt/old disk", "nfs", NoLocks, "", "(local_lock=all, nolock): after a crash a study is taken over only when"},
+		"/mnt/old disk/a":      {"/mnt/old disk", "nfs", NoLocks, "", "(local_lock=all, nolock): after a crash, the next run waits until"},
 		"/mnt/soft":            {"/mnt/soft", "nfs4", SharedLocks, "/mnt/soft is mounted with soft: ", ""},
 		"/mnt/ceph":            {"/mnt/ceph", "ceph", SharedLocks, "", ""},
 		"/mnt/nocto":           {"/mnt/nocto", "nfs4", SharedLocks, "", "/mnt/nocto is mounted with nocto: "},

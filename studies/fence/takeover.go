@@ -364,7 +364,7 @@ func (t *takeover) copyAgain(ctx context.Context) error {
 			return errors.Join(t.disk.Sync(EpochDir(t.epoch)), t.disk.Sync("."))
 		}
 	}
-	return fmt.Errorf("copy %s: it changed %d times while it was read; is its owner, %s, still at work?", t.source(), maxCopyRounds, t.at.Slot.Owner)
+	return fmt.Errorf("copy %s: it changed %d times while it was read; check whether its owner, %s, still runs", t.source(), maxCopyRounds, t.at.Slot.Owner)
 }
 
 // copyRound copies the files of the study, and returns their digests.

@@ -138,7 +138,7 @@ func decodeParam(value float64, text []byte) (word string, ok bool, err error) {
 		} `json:"attributes"`
 	}
 	if err := json.Unmarshal(text, &d); err != nil {
-		return "", false, fmt.Errorf("its distribution is no JSON object: %w", err)
+		return "", false, fmt.Errorf("its distribution is not a JSON object: %w", err)
 	}
 	if d.Name != categorical {
 		return shortest(value), true, nil

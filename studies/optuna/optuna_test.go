@@ -244,10 +244,10 @@ func TestReadRefuses(t *testing.T) {
 		{"a value that is text", other("word.db", `UPDATE trial_values SET value='much' WHERE trial_id=2`), `trial 1: its value is "much" where a finite number should be`},
 		{"a value that is infinite", other("inf.db", `UPDATE trial_values SET value=9e999 WHERE trial_id=2`), "trial 1: its value is +Inf where a finite number should be"},
 		{"a parameter that is NULL", other("param.db", `UPDATE trial_params SET param_value=NULL WHERE param_name='max-num-seqs' AND trial_id=2`), "trial 1: parameter max-num-seqs: it is NULL where"},
-		{"a distribution that is NULL", other("dist.db", `UPDATE trial_params SET distribution_json=NULL WHERE trial_id=2`), "trial 1: parameter gpu-memory-utilization: its distribution is no JSON"},
+		{"a distribution that is NULL", other("dist.db", `UPDATE trial_params SET distribution_json=NULL WHERE trial_id=2`), "trial 1: parameter gpu-memory-utilization: its distribution is not a JSON"},
 		{"a trial without a number", other("number.db", `UPDATE trials SET number=NULL WHERE trial_id=2`), "trial_id 2: the trial has no number"},
 		{"an id that is text", other("id.db", `UPDATE trial_values SET trial_id='x' WHERE trial_id=2`), "a row that Optuna would not write"},
-		{"a distribution that is not JSON", other("json.db", `UPDATE trial_params SET distribution_json='x' WHERE trial_id=2`), "its distribution is no JSON"},
+		{"a distribution that is not JSON", other("json.db", `UPDATE trial_params SET distribution_json='x' WHERE trial_id=2`), "its distribution is not a JSON"},
 		{"no file", filepath.Join(dir, "none.db"), "unable to open"},
 		{"text", text, "not a database"},
 	} {

@@ -572,10 +572,10 @@ func TestEachWorldIsASource(t *testing.T) {
 		newer, older []string // notes
 	}{
 		{dir, []string{
-			"its world changed later, before trial 3: server args: --max-model-len 4096 → --max-model-len 8192",
+			"later, before trial 3, this changed: server args: --max-model-len 4096 → --max-model-len 8192",
 			`its server args is "--max-model-len 4096", but this study's is "--max-model-len 2048"`,
-		}, []string{"its world changed later, before trial 2: server args: --max-model-len 2048 → --max-model-len 4096"}},
-		{file, []string{`its server args is "--max-model-len 4096", but this study's is "--max-model-len 2048"`}, []string{"its trials were measured in another world than the best trial of that study"}},
+		}, []string{"later, before trial 2, this changed: server args: --max-model-len 2048 → --max-model-len 4096"}},
+		{file, []string{`its server args is "--max-model-len 4096", but this study's is "--max-model-len 2048"`}, []string{"its trials were measured with another model, server or workload than the best trial of that study"}},
 	} {
 		all, err := r.Read([]string{c.path})
 		if err != nil || len(all) != 2 {

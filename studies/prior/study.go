@@ -74,7 +74,7 @@ func (r *Reader) worldsOf(study studies.Study) (all []world) {
 		w := world{number: i + 1, asked: maps.Collect(maps.All(asked[i])), take: func(s *Source) { r.takeTrials(s, trials) }}
 		if i+1 < len(worlds) {
 			changes := oneLine(study.ChangesBefore(next).String())
-			w.notes = []string{fmt.Sprintf("its world changed later, before trial %d: %s", next, changes)}
+			w.notes = []string{fmt.Sprintf("later, before trial %d, this changed: %s", next, changes)}
 		}
 		if len(trials) > 0 || len(worlds) == 1 {
 			all = append(all, w)
@@ -118,8 +118,8 @@ func (r *Reader) compare(s *Source, asked map[string]string) {
 	}
 }
 
-// flagsOf returns the flags of a trial of another study: all flags that the other study searched, and those of its
-// fixed flags that this study searches.
+// flagsOf returns the flags of a trial of another study: all flags that the other study searched, and its
+// fixed flags if this study searches them.
 func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	flags := map[string]string{}
 	for name, value := range space.FlagValues(t.Args) {
@@ -170,7 +170,7 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 			w.asked = askedIn(study, number)
 		}
 		if number != best {
-			w.notes = append(w.notes, "its trials were measured in another world than the best trial of that study")
+			w.notes = append(w.notes, "its trials were measured with another model, server or workload than the best trial of that study")
 		}
 		if len(trials) < len(study.Trials) {
 			w.notes = append(w.notes, "this study exported it: only the trials that Optuna has added are read")

@@ -77,8 +77,8 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	}
 	advice, advised := o.advice(t)
 	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass && p.Verdict.ClientLimited == "" }
-	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // an advice for the rate c.Low shows these readings already
-		l.Item("", "at %s req/s: %s", render.Number(c.Low), trial.ReadingsText(trial.Readings(t.Probes[i].Verdict)))
+	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // an advice for the rate c.Low shows these values already
+		l.Item("", "at %s req/s: %s", render.Number(c.Low), trial.MeasuredText(trial.MeasuredLimits(t.Probes[i].Verdict)))
 	}
 	if advised {
 		l.Item("advice", "%s", advice)

@@ -133,7 +133,7 @@ func confirmations(trials []studies.Trial) map[string]bool {
 	return held
 }
 
-// confirmed reports whether the winner's capacity is that of a confirmation.
+// confirmed reports whether a confirmation measured the winner's capacity.
 func (b Winner) confirmed() bool { return b.Trial.Origin == studies.Confirmed }
 
 // compare returns a positive number if a is better than b.

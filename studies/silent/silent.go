@@ -122,7 +122,7 @@ func (w watcher) await(ctx context.Context, path string) error {
 		w.ask(path)
 	}()
 	if sleep(ctx, noticeAfter) {
-		fmt.Fprintf(w.notes, "waiting for %s, whose disk does not answer; for at most %s\n", path, render.Took(Patience))
+		fmt.Fprintf(w.notes, "the disk of %s does not answer; waiting for at most %s\n", path, render.Took(Patience))
 		if sleep(ctx, Patience-noticeAfter) {
 			return DiskError(path)
 		}

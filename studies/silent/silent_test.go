@@ -53,7 +53,7 @@ func TestWatchGivesUpOnASilentDisk(t *testing.T) {
 				if silent := strings.Contains(tt.want, "does not answer"); errors.Is(err, fence.ErrSilent) != silent {
 					t.Errorf("%v is fence.ErrSilent: %t, want %t", err, !silent, silent)
 				}
-				if noted := strings.Count(notes.String(), "waiting for /mnt/b, whose disk does not answer"); (noted > 0) != tt.noted || noted > 1 {
+				if noted := strings.Count(notes.String(), "the disk of /mnt/b does not answer; waiting"); (noted > 0) != tt.noted || noted > 1 {
 					t.Errorf("the notes are %q, want a note: %t", &notes, tt.noted)
 				}
 				time.Sleep(2 * never) // synctest requires that all goroutines end, also those that still wait

@@ -28,13 +28,13 @@ type Answer struct {
 
 // An AnswerRun is one run of a search with its verdict.
 type AnswerRun struct {
-	Rate     float64         `json:"rate"`
-	Pass     bool            `json:"pass"`
-	Binding  string          `json:"binding"`
-	Reason   string          `json:"reason"`
-	Limited  string          `json:"client_limited,omitempty"`
-	InFlight float64         `json:"in_flight"` // mean number of requests; 0 when none was completed
-	Measured []trial.Reading `json:"measured"`
+	Rate     float64               `json:"rate"`
+	Pass     bool                  `json:"pass"`
+	Binding  string                `json:"binding"`
+	Reason   string                `json:"reason"`
+	Limited  string                `json:"client_limited,omitempty"`
+	InFlight float64               `json:"in_flight"` // mean number of requests; 0 when none was completed
+	Measured []trial.MeasuredLimit `json:"measured"`
 
 	failing string // a text with the number of failed requests; "" if they are not too many
 }
@@ -44,7 +44,7 @@ func newAnswer(found capacity.Capacity, s *Search) Answer {
 	a.Capacity.Steps = nil
 	for _, run := range s.runs {
 		v := run.Verdict
-		a.Runs = append(a.Runs, AnswerRun{run.Rate, v.Pass, v.Binding, v.Reason, v.ClientLimited, inFlight(run), trial.Readings(v), failing(v)})
+		a.Runs = append(a.Runs, AnswerRun{run.Rate, v.Pass, v.Binding, v.Reason, v.ClientLimited, inFlight(run), trial.MeasuredLimits(v), failing(v)})
 	}
 	if advice, ok := trial.Advise(found, s.Margin, s.runs); ok {
 		a.Advice = &advice

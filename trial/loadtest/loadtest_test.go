@@ -104,7 +104,7 @@ func TestARowShowsWhatItsVerdictRead(t *testing.T) {
 	if err := o.writeRow(r); err != nil {
 		t.Fatal(err)
 	}
-	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "of the 130 completed requests they are 68.1 and - ms") {
+	if text := out.String(); !strings.Contains(text, " 196 ") || !strings.Contains(strings.Join(strings.Fields(text), " "), "over the 130 completed requests alone they are 68.1 and - ms") {
 		t.Errorf("the row does not show both figures:\n%s", text)
 	}
 	none := r

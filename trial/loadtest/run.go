@@ -130,7 +130,7 @@ func (b *Bench) notes(r Result, run bench.Run) []string {
 	case r.stopped && r.Measurement.Completed == 0:
 		notes = append(notes, "ended early: p99 TTFT and TPOT include the requests that still waited; no request was completed")
 	case r.stopped:
-		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT include the requests that still waited; of the %s they are %s and %s ms",
+		notes = append(notes, fmt.Sprintf("ended early: p99 TTFT and TPOT include the requests that still waited; over the %s alone they are %s and %s ms",
 			render.Count(r.Measurement.Completed, "completed request"), cell(Latency(r.Measurement, slo.TTFT, 99)), cell(Latency(r.Measurement, slo.TPOT, 99))))
 	}
 	if run.Stalled > 0 {

@@ -86,8 +86,8 @@ func parts(studies []study, settings []string) ([]part, error) {
 		for _, v := range variants() {
 			p := part{setting: setting, name: v.name}
 			for _, s := range studies {
-				i := slices.IndexFunc(s.findings, func(f finding) bool { return f.method == setting })
-				errs, err := s.again(s.findings[i], v)
+				i := slices.IndexFunc(s.results, func(f methodResult) bool { return f.method == setting })
+				errs, err := s.again(s.results[i], v)
 				if err != nil {
 					return nil, err
 				}
@@ -100,8 +100,8 @@ func parts(studies []study, settings []string) ([]part, error) {
 	return all, nil
 }
 
-// again repeats the estimates of a finding with a variant, from the same probes. It returns the errors in per cent.
-func (s study) again(f finding, v variant) ([]float64, error) {
+// again repeats the estimates of a methodResult with a variant, from the same probes. It returns the errors in per cent.
+func (s study) again(f methodResult, v variant) ([]float64, error) {
 	population := trial.NewLongRun(workload.Plan{Source: s.source, Seed: 1}).Population
 	errs := make([]float64, len(f.answers))
 	err := each(len(f.answers), func(i int) error {
@@ -151,10 +151,10 @@ Seconds of load from the moment of the forecast to the end, over those that were
 func (r report) forecasts(b *strings.Builder) {
 	b.WriteString(forecastsHead)
 	for _, s := range r.studies {
-		i := slices.IndexFunc(s.findings, func(f finding) bool { return f.method == "ours, ±5 %" })
+		i := slices.IndexFunc(s.results, func(f methodResult) bool { return f.method == "ours, ±5 %" })
 		var said, ratio, half []float64
 		within := 0
-		for _, a := range s.findings[i].answers {
+		for _, a := range s.results[i].answers {
 			if a.hi > 0 {
 				half = append(half, 100*(math.Sqrt(a.hi/a.lo)-1))
 			}
@@ -174,6 +174,6 @@ func (r report) forecasts(b *strings.Builder) {
 		slices.Sort(half)
 		n := len(ratio)
 		fmt.Fprintf(b, "| %s | %.0f | %.2f | %.2f | %.2f | %.0f %% of %d | %.1f %% | %.1f |\n", s.name, mean(said), ratio[n/10], ratio[n/2], ratio[n*9/10],
-			100*float64(within)/float64(n), n, half[len(half)/2], rms(s.findings[i].errors(s.capacity)))
+			100*float64(within)/float64(n), n, half[len(half)/2], rms(s.results[i].errors(s.capacity)))
 	}
 }

@@ -31,19 +31,19 @@ func cacheWorlds(t testing.TB) []world {
 
 // A protocolCell is one row of the table: how the cache is filled, and how a probe measures.
 type protocolCell struct {
-	priming priming
+	priming primeAmount
 	leadIn  time.Duration
 	runOut  bool
 }
 
-// A priming says how much is sent before the first probe.
-type priming string
+// A primeAmount says how much is sent before the first probe.
+type primeAmount string
 
 const (
-	unprimed priming = "none"
-	half     priming = "half KV"
-	once     priming = "once"
-	twice    priming = "twice"
+	unprimed primeAmount = "none"
+	half     primeAmount = "half KV"
+	once     primeAmount = "once"
+	twice    primeAmount = "twice"
 )
 
 // defaultCell is how trials prime and probe. Most other cells differ from it in one setting.
@@ -58,14 +58,14 @@ func cells() []protocolCell {
 	for _, s := range []time.Duration{0, 15, 30, 60, 120} {
 		all = append(all, protocolCell{once, s * time.Second, true})
 	}
-	for _, p := range []priming{unprimed, half, twice} {
+	for _, p := range []primeAmount{unprimed, half, twice} {
 		all = append(all, protocolCell{p, defaultCell.leadIn, true})
 	}
 	return append(all, protocolCell{unprimed, 0, true}, protocolCell{unprimed, 120 * time.Second, true}, protocolCell{once, defaultCell.leadIn, false})
 }
 
-// A reading is the result of one probe.
-type reading struct {
+// A probeResult is the result of one probe.
+type probeResult struct {
 	broken, requests int
 	ttft, tpot       bench.Stats
 	hits, queries    float64 // prompt tokens that the window's requests found and looked up in the prefix cache
@@ -73,7 +73,7 @@ type reading struct {
 }
 
 // primed starts a server and primes it. The draw decides requests, arrivals and the engine's noise.
-func (w world) primed(ctx context.Context, p priming, draw int) (trial.Server, trial.Load, time.Duration, error) {
+func (w world) primed(ctx context.Context, p primeAmount, draw int) (trial.Server, trial.Load, time.Duration, error) {
 	rig := &Rig{Profile: w.profile}
 	server, load, err := rig.Start(ctx, trial.Launch{Number: draw + 1, Args: w.args})
 	if err != nil || p == unprimed {
@@ -81,7 +81,7 @@ func (w world) primed(ctx context.Context, p priming, draw int) (trial.Server, t
 	}
 	// trial.Runner primes in the same way: one pass of a finite workload, or until as many tokens are written as the KV
 	// cache holds.
-	goal, n := map[priming]float64{half: 0.5, once: 1, twice: 2}[p], math.MaxInt
+	goal, n := map[primeAmount]float64{half: 0.5, once: 1, twice: 2}[p], math.MaxInt
 	if w.cache == trial.Primed && p != half {
 		n = int(goal) * w.source.Len()
 	}
@@ -95,10 +95,10 @@ func (w world) primed(ctx context.Context, p priming, draw int) (trial.Server, t
 }
 
 // read measures one probe of a cell.
-func (w world) read(ctx context.Context, c protocolCell, rate float64, draw int) (reading, error) {
+func (w world) read(ctx context.Context, c protocolCell, rate float64, draw int) (probeResult, error) {
 	server, load, took, err := w.primed(ctx, c.priming, draw)
 	if err != nil {
-		return reading{}, err
+		return probeResult{}, err
 	}
 	plan := workload.Plan{Source: w.source, Rate: rate, Draw: draw, LeadIn: c.leadIn, Window: 120 * time.Second, MinRequests: 300}
 	n, length := plan.Counted()
@@ -119,9 +119,9 @@ func (w world) read(ctx context.Context, c protocolCell, rate float64, draw int)
 	}
 	run, err := load.Run(ctx, schedule, count)
 	if err != nil {
-		return reading{}, err
+		return probeResult{}, err
 	}
-	r := reading{requests: n, priming: took, probe: run.Elapsed, hits: after.hits - before.hits, queries: after.queries - before.queries}
+	r := probeResult{requests: n, priming: took, probe: run.Elapsed, hits: after.hits - before.hits, queries: after.queries - before.queries}
 	m := bench.Measure(run, bench.Scope{Rate: rate, Start: c.leadIn, Length: length})
 	r.ttft, r.tpot = m.TTFT, m.TPOT
 	checks := w.slo.Judge(run.Samples, n, run.Elapsed).Checks
@@ -133,12 +133,12 @@ func (w world) read(ctx context.Context, c protocolCell, rate float64, draw int)
 	return r, nil
 }
 
-// readings measures a cell at each rate with each draw. The results are indexed by rate and draw.
-func (w world) readings(t testing.TB, c protocolCell, rates []float64, draws int) [][]reading {
+// measureAll measures a cell at each rate with each draw. The results are indexed by rate and draw.
+func (w world) measureAll(t testing.TB, c protocolCell, rates []float64, draws int) [][]probeResult {
 	t.Helper()
-	all := make([][]reading, len(rates))
+	all := make([][]probeResult, len(rates))
 	for i := range all {
-		all[i] = make([]reading, draws)
+		all[i] = make([]probeResult, draws)
 	}
 	err := each(len(rates)*draws, func(i int) (err error) {
 		all[i%len(rates)][i/len(rates)], err = w.read(t.Context(), c, rates[i%len(rates)], i/len(rates))
@@ -151,9 +151,9 @@ func (w world) readings(t testing.TB, c protocolCell, rates []float64, draws int
 }
 
 // share returns the share of the requests that break a limit. without is a draw to leave out; -1 leaves out none.
-func share(readings []reading, without int) float64 {
+func share(results []probeResult, without int) float64 {
 	broken, n := 0.5, 1.0 // add half a broken request, so that no share is zero
-	for i, r := range readings {
+	for i, r := range results {
 		if i != without {
 			broken, n = broken+float64(r.broken), n+float64(r.requests)
 		}
@@ -173,7 +173,7 @@ func jackknifed(draws int, figure func(without int) float64) (value, se float64)
 
 // off compares a figure of some probes with the same figure of the long probes. It returns by how many per cent the
 // figure is higher, and the standard error.
-func off(is, long []reading, figure func(reading) float64) (percent, se float64) {
+func off(is, long []probeResult, figure func(probeResult) float64) (percent, se float64) {
 	return jackknifed(len(is), func(without int) float64 {
 		a, b := 0.0, 0.0
 		for i := range is {
@@ -185,26 +185,26 @@ func off(is, long []reading, figure func(reading) float64) (percent, se float64)
 	})
 }
 
-// A protocolStudy has the readings of all cells of one world.
+// A protocolStudy has the results of all cells of one world.
 type protocolStudy struct {
 	world world
 	rates []float64
 	draws int
-	long  [][]reading
+	long  [][]probeResult
 	slope float64 // by how many per cent the share of broken requests grows when the rate grows by 1 %
 }
 
 func newProtocolStudy(t testing.TB, w world, draws int) protocolStudy {
 	t.Helper()
 	s := protocolStudy{world: w, rates: []float64{1.02 * w.guess, 1.08 * w.guess}, draws: draws}
-	s.long = w.readings(t, longCell, s.rates, draws)
+	s.long = w.measureAll(t, longCell, s.rates, draws)
 	s.slope = math.Log(share(s.long[1], -1)/share(s.long[0], -1)) / math.Log(s.rates[1]/s.rates[0])
 	return s
 }
 
 // capacityBias returns by how many per cent the capacity is too high when it is measured as in a cell. It divides the
 // error in the share of broken requests by the slope, and takes the mean over the rates.
-func (s protocolStudy) capacityBias(is [][]reading) (percent, se float64) {
+func (s protocolStudy) capacityBias(is [][]probeResult) (percent, se float64) {
 	return jackknifed(s.draws, func(without int) float64 {
 		sum := 0.0
 		for i := range s.rates {
@@ -215,7 +215,7 @@ func (s protocolStudy) capacityBias(is [][]reading) (percent, se float64) {
 }
 
 // gpuSeconds returns the mean server time of a cell: for the priming, which a trial has once, and for each probe.
-func gpuSeconds(is [][]reading) (priming, probe float64) {
+func gpuSeconds(is [][]probeResult) (priming, probe float64) {
 	n := 0.0
 	for _, rate := range is {
 		for _, r := range rate {
@@ -226,7 +226,7 @@ func gpuSeconds(is [][]reading) (priming, probe float64) {
 }
 
 // hitPoints returns by how many percentage points the hit rate in a cell's windows is higher than in the long windows.
-func hitPoints(is, long []reading) (points, se float64) {
+func hitPoints(is, long []probeResult) (points, se float64) {
 	return jackknifed(len(is), func(without int) float64 {
 		sum, n := 0.0, 0.0
 		for i := range is {
@@ -239,9 +239,9 @@ func hitPoints(is, long []reading) (points, se float64) {
 }
 
 // line returns the table's row for a cell.
-func (s protocolStudy) line(c protocolCell, is [][]reading) string {
+func (s protocolStudy) line(c protocolCell, is [][]probeResult) string {
 	bias, se := s.capacityBias(is)
-	figures := func(figure func(reading) float64) string {
+	figures := func(figure func(probeResult) float64) string {
 		v, se := off(is[0], s.long[0], figure)
 		return fmt.Sprintf("%+.1f ± %.1f", v, se)
 	}
@@ -253,8 +253,8 @@ func (s protocolStudy) line(c protocolCell, is [][]reading) string {
 	}
 	return fmt.Sprintf("| %s | %.0f | %s | %.0f + %.0f | %.2f %% | %+.1f ± %.1f | %s | %s | %s | %s | %+.1f ± %.1f |", c.priming, c.leadIn.Seconds(),
 		runOut, priming, probe, 100*share(is[0], -1), bias, se,
-		figures(func(r reading) float64 { return r.ttft.P50 }), figures(func(r reading) float64 { return r.ttft.P99 }),
-		figures(func(r reading) float64 { return r.tpot.P50 }), figures(func(r reading) float64 { return r.tpot.P99 }), hit, hitSE)
+		figures(func(r probeResult) float64 { return r.ttft.P50 }), figures(func(r probeResult) float64 { return r.ttft.P99 }),
+		figures(func(r probeResult) float64 { return r.tpot.P50 }), figures(func(r probeResult) float64 { return r.tpot.P99 }), hit, hitSE)
 }
 
 // ranked lists the values of --gpu-memory-utilization that a protocol must rank.
@@ -268,11 +268,11 @@ const rankRate = 1.12
 // is how often one draw ranks two neighbours in the true order correctly, in per cent; a tie counts half.
 func (w world) rank(t testing.TB, c protocolCell, rate float64, draws int, truth []string) (order []string, shares []float64, right float64) {
 	t.Helper()
-	by := make(map[string][]reading)
+	by := make(map[string][]probeResult)
 	for _, utilization := range ranked {
 		config := w
 		config.args = append(slices.Clone(w.args), "--gpu-memory-utilization", utilization)
-		by[utilization] = config.readings(t, c, []float64{rate}, draws)[0]
+		by[utilization] = config.measureAll(t, c, []float64{rate}, draws)[0]
 	}
 	order = slices.Clone(ranked)
 	slices.SortStableFunc(order, func(a, b string) int { return cmp.Compare(share(by[a], -1), share(by[b], -1)) })
@@ -317,7 +317,7 @@ func TestCacheProtocols(t *testing.T) {
 		b.WriteString("| priming | lead-in | run-out | GPU s | broken | capacity | TTFT p50 | TTFT p99 | TPOT p50 | TPOT p99 | hits |\n")
 		b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
 		for _, c := range append(cells(), longCell) {
-			line := s.line(c, w.readings(t, c, s.rates, draws))
+			line := s.line(c, w.measureAll(t, c, s.rates, draws))
 			t.Log(w.name, line)
 			b.WriteString(line + "\n")
 		}

@@ -39,12 +39,12 @@ func (r report) overall(method int, in func(world) bool) (o overall) {
 		if !in(s.world) {
 			continue
 		}
-		o.take(s.findings[method], s.capacity)
+		o.take(s.results[method], s.capacity)
 	}
 	return o
 }
 
-func (o *overall) take(f finding, truth float64) {
+func (o *overall) take(f methodResult, truth float64) {
 	errors := f.errors(truth)
 	bias, sd := meanSD(errors)
 	o.bias, o.sd = append(o.bias, bias), append(o.sd, sd)
@@ -97,7 +97,7 @@ const capacityHead = `# How well the capacity of one server is found
 Written by ` + "`make bench-capacity`" + `. All of it is simulated, in virtual time: every load goes through the code of a real trial.
 
 - truth: the rate at which 1 % of the requests break a limit in the long run, for the limit that breaks first. The protocol and the
-  population are those of the methods, but the draws are others. Log-linear interpolation between six rates; s.e. between draws.
+  population are the same as for the methods, but the draws are others. Log-linear interpolation between six rates; s.e. between draws.
 - Each repetition has its own requests, order, arrivals and engine noise. All methods of one repetition have the same ones.
 - Errors are 100 · ln(answer / truth). SD and robust SD (from the median absolute deviation) are within a world. For several worlds the
   table has the mean of their biases, and the root mean squares of SD, robust SD and RMSE. Seconds, probes and requests are means.
@@ -113,7 +113,7 @@ The methods:
 - ours, search: a trial, with windows of max(300 requests, 120 s). ours, confirmation: the same with windows of max(1000 requests, 240 s).
   ours, ±5 %: windows as in a confirmation, until the interval is ±5 %. The lead-in is the usual one: twice the time that an answer may
   take, and at least 30 s. With a carried prefix cache it is four times that time, and at least 60 s.
-- ours, as bisection: a search whose windows are scaled, so that together they last as long as those of bisection. The other rivals take
+- ours, as bisection: a search whose windows are scaled, so that together they last as long as in bisection. The other rivals take
   longer than our search does.
 - sweep: a grid of 12 rates, which each repetition shifts by a part of a step. All 12 rates are measured, with 300 requests each, as
   vllm bench serve sends them (no lead-in, no run-out). The answer is the last rate before the first rate that fails.
@@ -149,7 +149,7 @@ func (r report) summary(b *strings.Builder) {
 			continue
 		}
 		fmt.Fprintf(b, "\n## Worlds: %s (%d)\n\n| method | %s", group.name, n, figuresHead)
-		for i, f := range r.studies[0].findings {
+		for i, f := range r.studies[0].results {
 			fmt.Fprintf(b, "| %s | %s\n", f.method, r.overall(i, group.in).row())
 		}
 	}
@@ -160,14 +160,14 @@ func (r report) matrix(b *strings.Builder) {
 	b.WriteString("\n## RMSE by world, %\n\n| world |")
 	lines := "|---|"
 	const shown = 7 // our search in three settings, and the four rivals
-	for _, f := range r.studies[0].findings[:shown] {
+	for _, f := range r.studies[0].results[:shown] {
 		fmt.Fprintf(b, " %s |", f.method)
 		lines += "---|"
 	}
 	b.WriteString("\n" + lines + "\n")
 	for _, s := range r.studies {
 		fmt.Fprintf(b, "| %s |", s.name)
-		for _, f := range s.findings[:shown] {
+		for _, f := range s.results[:shown] {
 			fmt.Fprintf(b, " %.1f |", rms(f.errors(s.capacity)))
 		}
 		b.WriteString("\n")
@@ -210,7 +210,7 @@ const verdictsHead = `
 ## How often one window passes
 
 Long stationary loads, cut into windows. independent: what the binomial distribution says of requests that know nothing of each
-other. design: SD of the windows' shares over that of independent requests; by so much is a binomial interval too narrow.
+other. design: SD of the windows' shares divided by the SD of independent requests: a binomial interval is too narrow by this factor.
 
 | world | true share % | here % | window | requests | windows | passes | independent | design |
 |---|---|---|---|---|---|---|---|---|
@@ -233,7 +233,7 @@ func (r report) details(b *strings.Builder) {
 	b.WriteString("\n## Every world\n")
 	for _, s := range r.studies {
 		fmt.Fprintf(b, "\n### %s: %.4g req/s\n\n| method | %s", s.name, s.capacity, figuresHead)
-		for _, f := range s.findings {
+		for _, f := range s.results {
 			var o overall
 			o.take(f, s.capacity)
 			fmt.Fprintf(b, "| %s | %s\n", f.method, o.row())

@@ -41,14 +41,14 @@ const (
 	pairDraws    = 1 << 24
 )
 
-// A finding has the answers of one method in one world, one for each repetition.
-type finding struct {
+// A methodResult has the answers of one method in one world, one for each repetition.
+type methodResult struct {
 	method  string
 	answers []answer
 }
 
 // errors returns 100 · ln(answer/truth) for each repetition.
-func (f finding) errors(truth float64) []float64 {
+func (f methodResult) errors(truth float64) []float64 {
 	var errors []float64
 	for _, a := range f.answers {
 		errors = append(errors, 100*math.Log(a.rate/truth))
@@ -57,7 +57,7 @@ func (f finding) errors(truth float64) []float64 {
 }
 
 // bounds counts the answers that are lower bounds and those that are upper bounds.
-func (f finding) bounds() (least, most int) {
+func (f methodResult) bounds() (least, most int) {
 	for _, a := range f.answers {
 		switch a.bound {
 		case capacity.AtLeast:
@@ -70,7 +70,7 @@ func (f finding) bounds() (least, most int) {
 }
 
 // covered counts the intervals that contain the true capacity (hit) and all intervals (of).
-func (f finding) covered(truth float64) (hit, of int) {
+func (f methodResult) covered(truth float64) (hit, of int) {
 	for _, a := range f.answers {
 		if a.hi > 0 {
 			of++
@@ -82,7 +82,7 @@ func (f finding) covered(truth float64) (hit, of int) {
 	return hit, of
 }
 
-func (f finding) mean(of func(answer) float64) float64 {
+func (f methodResult) mean(of func(answer) float64) float64 {
 	return mean(lo.Map(f.answers, func(a answer, _ int) float64 { return of(a) }))
 }
 
@@ -99,11 +99,11 @@ func robustSD(values []float64) float64 {
 	return 1.4826 * median(away)
 }
 
-// A study has the true capacity of one world and the findings of all methods there.
+// A study has the true capacity of one world and the results of all methods there.
 type study struct {
 	world
 	truth
-	findings []finding
+	results []methodResult
 }
 
 // hint returns a rate near the true capacity. All methods of a repetition get the same hint.
@@ -113,8 +113,8 @@ func (s study) hint(draw int) float64 {
 }
 
 // repeat runs a method reps times, with the draws first, first+1 and so on.
-func (s study) repeat(m method, first, reps int) (finding, error) {
-	f := finding{m.name, make([]answer, reps)}
+func (s study) repeat(m method, first, reps int) (methodResult, error) {
+	f := methodResult{m.name, make([]answer, reps)}
 	w := s.world
 	w.guess = s.capacity
 	err := each(reps, func(i int) (err error) {
@@ -124,8 +124,8 @@ func (s study) repeat(m method, first, reps int) (finding, error) {
 	return f, err
 }
 
-// compare runs all methods. Then it runs our search once more, with windows that last as long in all as those of the
-// cheapest rival.
+// compare runs all methods. Then it runs our search once more, with windows that last as long in all as the windows of
+// the cheapest rival.
 func (s *study) compare(reps int) error {
 	own := []method{
 		{"ours, search", ours(searchLengths, 0)}, {"ours, confirmation", ours(confirmLengths, 0)}, {"ours, ±5 %", ours(confirmLengths, 0.05)},
@@ -138,16 +138,16 @@ func (s *study) compare(reps int) error {
 		if err != nil {
 			return err
 		}
-		s.findings = append(s.findings, f)
+		s.results = append(s.results, f)
 	}
 	// Only the cheapest rival is matched. Every other rival takes longer than our search in any setting.
-	i := slices.IndexFunc(s.findings, func(f finding) bool { return f.method == cheapest })
-	m, err := s.oursWithin(s.findings[i].mean(windowSeconds), "ours, as "+cheapest)
+	i := slices.IndexFunc(s.results, func(f methodResult) bool { return f.method == cheapest })
+	m, err := s.oursWithin(s.results[i].mean(windowSeconds), "ours, as "+cheapest)
 	if err != nil {
 		return err
 	}
 	same, err := s.repeat(m, 0, reps)
-	s.findings = append(s.findings, same)
+	s.results = append(s.results, same)
 	return err
 }
 
@@ -233,7 +233,7 @@ func TestCapacityTable(t *testing.T) {
 		r.studies = append(r.studies, s)
 		t.Logf("%s: %.4g req/s ± %.2f %%; truth %.0f s, methods %.0f s",
 			w.name, truth.capacity, 100*truth.se, known.Seconds(), (time.Since(began) - known).Seconds())
-		for _, f := range s.findings {
+		for _, f := range s.results {
 			_, sd := meanSD(f.errors(truth.capacity))
 			t.Logf("  %-24s SD %5.1f RMSE %5.1f %% in %5.0f s", f.method, sd, rms(f.errors(truth.capacity)), f.mean(totalSeconds))
 		}

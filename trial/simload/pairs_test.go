@@ -36,8 +36,8 @@ func chosenPairs(t *testing.T) []pair {
 	}
 }
 
-// A pairing has the results of all repetitions of a pair, in per cent.
-type pairing struct {
+// A pairResult has the results of all repetitions of a pair, in per cent.
+type pairResult struct {
 	paired, apart   []float64 // 100 · ln(b/a): with the same draws for both, and with independent draws
 	stated, careful []float64 // standard error of paired: as capacity.Compare gives it, and as it would be if a and b were independent
 	seconds         []float64 // duration of the loads of both searches
@@ -45,7 +45,7 @@ type pairing struct {
 }
 
 // measure searches for both capacities of a pair, reps times. Both searches begin at the same hint, as in a study.
-func (p pair) measure(lengths trial.Lengths, reps int) (q pairing, err error) {
+func (p pair) measure(lengths trial.Lengths, reps int) (q pairResult, err error) {
 	find := ours(lengths, 0)
 	found := make([][3]answer, reps)
 	err = each(reps, func(i int) (err error) {
@@ -78,7 +78,7 @@ func (p pair) measure(lengths trial.Lengths, reps int) (q pairing, err error) {
 
 // held returns the share of the intervals that contain the true ratio. The mean of all ratios is used as the true
 // ratio.
-func (q pairing) held() float64 {
+func (q pairResult) held() float64 {
 	truth, hit := mean(append(slices.Clone(q.paired), q.apart...)), 0.0
 	for i, ratio := range q.paired {
 		if math.Abs(ratio-truth) <= 1.96*q.stated[i] {

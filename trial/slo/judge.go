@@ -123,7 +123,7 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 
 // earlyStop is how many times as many requests as needed must break a limit before a probe ends early. A burst may
 // break a dozen of the first hundred requests of a good server. A probe near the capacity should also see its whole
-// window, because its headroom is compared with that of other servers. Whole windows tell the ratio of two servers to
+// window, because its headroom is compared with the headrooms of other servers. Whole windows tell the ratio of two servers to
 // 4 %. Windows that ended at 24 broken requests of 300 told it to 7 % (standard deviations, simulated H200).
 const earlyStop = 20
 

@@ -53,7 +53,7 @@ func TestTheStandardErrorIsHonest(t *testing.T) {
 		truth := math.Sqrt(squares/windows - sum*sum/windows/windows)
 		got, independent := math.Sqrt(errors/windows)/truth, math.Sqrt(independents/windows)/truth
 		if got < row.low || got > row.high || independent > row.independent {
-			t.Errorf("%s: the standard error is %.2f of the true one and that of independent ones %.2f, want %.2f to %.2f and at most %.2f",
+			t.Errorf("%s: the standard error is %.2f of the true one, and for independent requests %.2f, want %.2f to %.2f and at most %.2f",
 				row.name, got, independent, row.low, row.high, row.independent)
 		}
 	}

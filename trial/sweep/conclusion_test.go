@@ -175,7 +175,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 		s.Configs = slices.Clone(whole.Configs[:len(letters)])
 		s.setRows(letters...)
 		c := s.compare()
-		text, standings := c.conclusion(), c.all
+		text, results := c.conclusion(), c.all
 		others := func(i int, reach func(float64) bool) bool {
 			for j, one := range all {
 				if j != i && !reach(one.reach()) {
@@ -185,16 +185,16 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 			return true
 		}
 		wrong := func(what string) { t.Fatalf("%q: %s: %s", letters, text, what) }
-		for i, st := range standings {
+		for i, r := range results {
 			top := all[i].highest()
 			switch {
-			case st.mark == "winner" && !others(i, func(r float64) bool { return r < top }):
+			case r.mark == "winner" && !others(i, func(r float64) bool { return r < top }):
 				wrong("another may reach the winner")
-			case st.mark == "tie" && (all[i].reach() > top || !others(i, func(r float64) bool { return r <= top })):
+			case r.mark == "tie" && (all[i].reach() > top || !others(i, func(r float64) bool { return r <= top })):
 				wrong("one of the tied may be higher")
-			case st.versus() != "-" && (all[i].reach() != top || all[0].reach() != all[0].highest()):
+			case r.versus() != "-" && (all[i].reach() != top || all[0].reach() != all[0].highest()):
 				wrong("a difference between loads that are not known")
-			case strings.Contains(st.versus(), "-0"):
+			case strings.Contains(r.versus(), "-0"):
 				wrong("a difference of -0")
 			}
 		}
@@ -205,7 +205,7 @@ func TestWhatASweepConcludesFollowsFromTheRows(t *testing.T) {
 			{"No config reaches the baseline", len(all) > 1 && others(0, func(r float64) bool { return r < all[0].highest() })},
 			{"No config kept the SLO", others(-1, func(r float64) bool { return r == 0 })},
 			{"baseline kept the SLO at no load", all[0].reach() == 0},
-			{"alone reaches", slices.ContainsFunc(standings, func(st standing) bool { return st.mark == "winner" })},
+			{"alone reaches", slices.ContainsFunc(results, func(r configResult) bool { return r.mark == "winner" })},
 			{"above the baseline", slices.ContainsFunc(all, func(o table) bool { return o.highest() > all[0].reach() })},
 			{"tie at", true},
 			{"No winner can be named", slices.ContainsFunc(all, func(o table) bool { return o.reach() > o.highest() })},

@@ -24,7 +24,7 @@ func (s Report) Outcome() error {
 		return errors.New("no config could be measured; the table says why")
 	case len(s.best) > 0:
 		return nil
-	case slices.ContainsFunc(s.all, func(st standing) bool { return st.Limited != "" }):
+	case slices.ContainsFunc(s.all, func(r configResult) bool { return r.Limited != "" }):
 		return fmt.Errorf("%w while the load generator was on time; %s", ErrNoConfigKept, loadtest.MoreCores)
 	}
 	return ErrNoConfigKept

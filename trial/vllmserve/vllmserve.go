@@ -123,7 +123,7 @@ func (l *Load) sendIn(ctx context.Context, dir string, arrivals []workload.Arriv
 		return nil, fmt.Errorf("read the result of %s: %w", l, err)
 	}
 	if len(result.Samples) != len(arrivals) {
-		return nil, fmt.Errorf("%s wrote a result of %s, want %d", l, render.Count(len(result.Samples), "request"), len(arrivals))
+		return nil, fmt.Errorf("%s wrote a result of %s instead of %d", l, render.Count(len(result.Samples), "request"), len(arrivals))
 	}
 	complete(result.Samples, arrivals)
 	return result.Samples, nil

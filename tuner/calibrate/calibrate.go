@@ -38,14 +38,14 @@ func (e *InputError) Error() string { return e.Text }
 
 func refuse(format string, args ...any) error { return &InputError{fmt.Sprintf(format, args...)} }
 
-// A Standing says how well the measurements determine a constant.
-type Standing string
+// A Certainty says how well the measurements determine a constant.
+type Certainty string
 
 const (
-	Known    Standing = "known"    // the measurements determine it
-	Together Standing = "together" // fitted, but only its joint effect with held constants is known
-	Held     Standing = "held"     // has an effect, but other constants can have the same effect
-	Unseen   Standing = "unseen"   // has no effect on the measurements
+	Known    Certainty = "known"    // the measurements determine it
+	Together Certainty = "together" // fitted, but only its joint effect with held constants is known
+	Held     Certainty = "held"     // has an effect, but other constants can have the same effect
+	Unseen   Certainty = "unseen"   // has no effect on the measurements
 )
 
 // A Change is the result for one constant.
@@ -53,7 +53,7 @@ type Change struct {
 	Path, Unit    string
 	Before, After float64
 	Error         float64 // relative standard error of After; 0 if it is not known
-	Standing      Standing
+	Certainty     Certainty
 	With          []string // other constants with the same effect
 }
 
@@ -146,14 +146,18 @@ func (c *calibration) enough(chosen []*candidate) error {
 	if fitted >= minProbes {
 		return nil
 	}
-	why := ""
+	var reasons []string
 	for _, list := range []Counts{c.result.LeftOut, c.result.LeftOutTrials} {
 		for _, left := range list {
-			why += fmt.Sprintf(", %d %s", left.N, left.Why)
+			reasons = append(reasons, fmt.Sprintf("%d %s", left.N, left.Why))
 		}
 	}
-	return refuse("study %s has %s to fit, and the fit needs at least %d (the study has %d%s); measure more trials: raise budget.trials and run it again, or use another study",
-		c.Study.Name, render.Count(fitted, "probe"), minProbes, c.result.Probes, why)
+	leftOut := ""
+	if len(reasons) > 0 {
+		leftOut = "; left out: " + strings.Join(reasons, ", ")
+	}
+	return refuse("study %s: %d of %s can be fitted, and the fit needs at least %d%s; measure more trials: raise budget.trials and run the study again, or use another study",
+		c.Study.Name, fitted, render.Count(c.result.Probes, "probe"), minProbes, leftOut)
 }
 
 // note adds a note to the report.
@@ -166,7 +170,7 @@ func (c *calibration) set(p *sim.Profile, path string, value float64, confidence
 	before := *p.Value(path)
 	source := fmt.Sprintf(format, args...)
 	p.Set(path, []float64{value}, confidence, fmt.Sprintf("study %s%s: %s", c.Study.Name, c.madeUp(), source))
-	c.result.Changes = append(c.result.Changes, Change{Path: path, Unit: unit(p, path), Before: before, After: value, Standing: Known})
+	c.result.Changes = append(c.result.Changes, Change{Path: path, Unit: unit(p, path), Before: before, After: value, Certainty: Known})
 }
 
 // held keeps the value of a constant from the profile From, and stores the reason as its source.
@@ -198,14 +202,14 @@ func unit(p *sim.Profile, path string) string {
 // record stores the fitted constants in the profile, and reports the standing of each. The parameter what names the
 // measurements in the texts.
 func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what string) {
-	stands := f.reading.together()
+	stands := f.separation.together()
 	moved := with(p, f.list, f.logs)
 	for k, one := range f.list {
 		before, after := *c.From.Value(one.path), *moved.Value(one.path)
-		change := Change{Path: one.path, Unit: unit(p, one.path), Before: before, After: after, Error: f.reading.errors[k]}
+		change := Change{Path: one.path, Unit: unit(p, one.path), Before: before, After: after, Error: f.separation.errors[k]}
 		switch {
-		case f.reading.known[k]:
-			change.Standing = Known
+		case f.separation.known[k]:
+			change.Certainty = Known
 			text := fmt.Sprintf("%s of study %s%s; standard error %s", source, c.Study.Name, c.madeUp(), render.Share(change.Error))
 			for _, other := range stands[k] {
 				change.With = append(change.With, f.list[other].path)
@@ -214,17 +218,17 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 				text += fmt.Sprintf("; with %s, which the data cannot separate from it, at the value of %s", strings.Join(change.With, ", "), c.From.Name)
 			}
 			if change.Error > maxError {
-				change.Standing = Together
+				change.Certainty = Together
 			}
 			p.Set(one.path, []float64{after}, confidence, text)
-		case f.reading.visible[k]:
-			change.Standing, change.After = Held, before
-			for _, other := range f.reading.groups[k] {
+		case f.separation.visible[k]:
+			change.Certainty, change.After = Held, before
+			for _, other := range f.separation.groups[k] {
 				change.With = append(change.With, f.list[other].path)
 			}
 			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum is known", cmp.Or(strings.Join(change.With, " and "), "the other constants"), what, c.Study.Name)
 		default:
-			change.Standing, change.After = Unseen, before
+			change.Certainty, change.After = Unseen, before
 			c.held(p, one.path, "has no effect on %s of study %s", what, c.Study.Name)
 		}
 		c.result.Changes = append(c.result.Changes, change)

@@ -127,7 +127,7 @@ func TestFitFindsAChangedServer(t *testing.T) {
 	known := 0
 	for _, c := range got.Changes {
 		want := truth.Value(c.Path)
-		if c.Standing != Known || c.Error == 0 {
+		if c.Certainty != Known || c.Error == 0 {
 			continue
 		}
 		known++
@@ -138,7 +138,7 @@ func TestFitFindsAChangedServer(t *testing.T) {
 	if known < 5 {
 		t.Errorf("%d constants are known, want at least five", known)
 	}
-	if fixed := change(t, got, "memory.fixed"); fixed.Standing != Known || math.Abs(fixed.After-7.2) > 0.02 {
+	if fixed := change(t, got, "memory.fixed"); fixed.Certainty != Known || math.Abs(fixed.After-7.2) > 0.02 {
 		t.Errorf("memory.fixed is %+v, want it known as 7.2", fixed)
 	}
 	if weights := change(t, got, "step.weights"); math.Abs(weights.After/5.5-1) > 0.1 {
@@ -195,18 +195,18 @@ func TestFitWritesAProfileWithOrigins(t *testing.T) {
 	}
 	for _, c := range got.Changes {
 		o := origin[c.Path]
-		switch c.Standing {
+		switch c.Certainty {
 		case Known, Together:
 			if !slices.Contains([]string{"fit", "solved", "measured"}, o.Confidence) || !strings.Contains(o.Source, "study test (of a simulated server)") {
-				t.Errorf("%s is %s and its origin %+v", c.Path, c.Standing, o)
+				t.Errorf("%s is %s and its origin %+v", c.Path, c.Certainty, o)
 			}
 		default:
 			if o.Confidence != "assumed" || o.Values[0] != c.Before || c.After != c.Before || !strings.Contains(o.Source, "value of small-fast") {
-				t.Errorf("%s is %s: %+v, with the origin %+v; want the old value, assumed", c.Path, c.Standing, c, o)
+				t.Errorf("%s is %s: %+v, with the origin %+v; want the old value, assumed", c.Path, c.Certainty, c, o)
 			}
 		}
 	}
-	if eager := change(t, got, "step.eager_extra"); eager.Standing != Unseen {
+	if eager := change(t, got, "step.eager_extra"); eager.Certainty != Unseen {
 		t.Errorf("step.eager_extra is %+v though no server was eager", eager)
 	}
 }
@@ -217,14 +217,14 @@ func TestFitNamesInseparableConstants(t *testing.T) {
 	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 40), configs[:3], 0.5, 1, 1.5, 2, 2.5)
 	fixed, weights := change(t, got, "step.fixed"), change(t, got, "step.weights")
-	if fixed.Standing == Known || fixed.Standing == Held && !slices.Contains(fixed.With, "step.weights") {
+	if fixed.Certainty == Known || fixed.Certainty == Held && !slices.Contains(fixed.With, "step.weights") {
 		t.Errorf("step.fixed is %+v, want it not separable from step.weights", fixed)
 	}
 	if sum := fixed.After + weights.After; math.Abs(sum/6.5-1) > 0.05 {
 		t.Errorf("step.fixed and step.weights sum to %g, want 6.5, although their shares are unknown", sum)
 	}
 	before, after := change(t, got, "latency.before_scheduling"), change(t, got, "latency.after_step")
-	if before.Standing == Known || after.Standing == Known || before.Standing == after.Standing {
+	if before.Certainty == Known || after.Certainty == Known || before.Certainty == after.Certainty {
 		t.Errorf("the latencies are %+v and %+v, want one held and the other fitted with it", before, after)
 	}
 	if sum := before.After + after.After; sum < 3 || sum > 4.5 { // the fitted latency contains part of the cost of a prefill
@@ -239,7 +239,7 @@ func TestFitRefusesTooFewProbes(t *testing.T) {
 	in.Study.Trials[0].Probes[1].Verdict.ClientLimited = "late"
 	_, err := Fit(t.Context(), in)
 	var refused *InputError
-	if !errors.As(err, &refused) || !strings.Contains(err.Error(), "has 4 probes to fit, and the fit needs at least 10") ||
+	if !errors.As(err, &refused) || !strings.Contains(err.Error(), ": 4 of ") ||
 		!strings.Contains(err.Error(), "1 stopped early, 1 client-limited") || !strings.Contains(err.Error(), "budget.trials") {
 		t.Errorf("Fit = %v, want a refusal with the numbers of probes", err)
 	}
@@ -340,8 +340,8 @@ func TestAReasonNotToStartHasNoFigures(t *testing.T) {
 	}
 }
 
-// Starts determine the memory constants, and refused starts count too. The result names constants of which only the
-// joint effect is known.
+// Starts determine the memory constants, and refused starts count too. The result names the constants whose
+// joint effect alone is known.
 func TestMemoryFromStarts(t *testing.T) {
 	truth := *profile(t)
 	truth.Memory.FixedGiB, truth.Memory.GPUGiB, truth.Memory.GraphReserveGiB = 10, 24, 1
@@ -373,7 +373,7 @@ func TestMemoryFromStarts(t *testing.T) {
 	}
 	same := fitted([]string{"", "--max-num-seqs 1024", "--max-num-seqs 512", "--max-num-batched-tokens 8192"})
 	gpu, fixed := change(t, &same.result, "memory.gpu"), change(t, &same.result, "memory.fixed")
-	if gpu.Standing != Held || gpu.After != 16 || !slices.Contains(gpu.With, "memory.fixed") || fixed.Standing == Held {
+	if gpu.Certainty != Held || gpu.After != 16 || !slices.Contains(gpu.With, "memory.fixed") || fixed.Certainty == Held {
 		t.Errorf("at one utilization the GPU is %+v and its fixed use %+v, want the GPU held", gpu, fixed)
 	}
 }

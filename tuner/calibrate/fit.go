@@ -16,12 +16,12 @@ const (
 
 // A fit searches the values of constants that predict the measurements best.
 type fit struct {
-	list      []constant
-	first     []float64 // first values of logs; held constants keep them
-	logs      []float64
-	reading   reading
-	residuals []float64
-	converged bool
+	list       []constant
+	first      []float64 // first values of logs; held constants keep them
+	logs       []float64
+	separation separation
+	residuals  []float64
+	converged  bool
 }
 
 // newFit returns a fit that begins at the given logs.
@@ -63,23 +63,23 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 		return err
 	}
 	j = j.weighted(f.residuals)
-	f.reading = separate(j, anchors(f.list))
+	f.separation = separate(j, anchors(f.list))
 	tolerated := maxAdded * float64(len(f.residuals))
 	maxCost := cost(f.residuals) + tolerated
 	for k, left := f.worstHeld(j, best); left*left/2 > tolerated; k, left = f.worstHeld(j, best) {
-		f.reading.release(j, k)
+		f.separation.release(j, k)
 	}
 	for releases := 0; ; releases++ {
 		copy(f.logs, best)
 		f.hold()
-		if f.residuals, f.converged, err = p.minimise(ctx, f.logs, f.reading.free()); err != nil {
+		if f.residuals, f.converged, err = p.minimise(ctx, f.logs, f.separation.free()); err != nil {
 			return err
 		}
 		k, left := f.worstHeld(j, best)
 		if cost(f.residuals) <= maxCost || left == 0 || releases == maxReleases {
 			return nil
 		}
-		f.reading.release(j, k)
+		f.separation.release(j, k)
 	}
 }
 
@@ -88,10 +88,10 @@ func (f *fit) refit(ctx context.Context, p problem) (err error) {
 // constant is held.
 func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 	for k := range f.list {
-		if f.reading.known[k] || !f.reading.visible[k] {
+		if f.separation.known[k] || !f.separation.visible[k] {
 			continue
 		}
-		rest := unexplained(j.Dense, k, f.reading.free())
+		rest := unexplained(j.Dense, k, f.separation.free())
 		rest = math.Abs(f.first[k]-best[k]) * math.Sqrt(max(0, rest*rest-j.rough[k]))
 		if rest > left {
 			worst, left = k, rest
@@ -102,7 +102,7 @@ func (f *fit) worstHeld(j slope, best []float64) (worst int, left float64) {
 
 // hold sets the constants that are not known to their first values.
 func (f *fit) hold() {
-	for k, known := range f.reading.known {
+	for k, known := range f.separation.known {
 		if !known {
 			f.logs[k] = f.first[k]
 		}

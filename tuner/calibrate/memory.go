@@ -164,7 +164,7 @@ func (c *calibration) boundReserve(p *sim.Profile) {
 	reserve := p.Memory.GraphReserveGiB
 	switch {
 	case low >= high:
-		c.note("starts ran out of memory with %.2f GiB outside the utilization, but others did not with %.2f: %s stays %.3g GiB", low, high, path, min(reserve, high))
+		c.note("some starts ran out of memory although gpu-memory-utilization left %.2f GiB free, others had enough with %.2f GiB: %s stays %.3g GiB", low, high, path, min(reserve, high))
 		c.set(p, path, min(reserve, high), "assumed", "starts that ran out of memory and starts that did not contradict each other")
 	case low == 0 && math.IsInf(high, 1):
 		c.held(p, path, "no start shows it")

@@ -106,11 +106,11 @@ func (r *Result) writeConstants(b *render.Text) {
 	}}
 	var unseen []string
 	for _, c := range r.Changes {
-		switch c.Standing {
+		switch c.Certainty {
 		case Known, Together:
 			text := ""
 			switch {
-			case c.Standing == Together:
+			case c.Certainty == Together:
 				text = "see below"
 			case c.Error > 0:
 				text = strings.Replace("± "+render.Share(c.Error), "± <", "<", 1)
@@ -123,16 +123,16 @@ func (r *Result) writeConstants(b *render.Text) {
 	b.Table("", table)
 	b.WriteString("\n")
 	for _, c := range r.Changes {
-		if c.Standing == Held {
+		if c.Certainty == Held {
 			b.Item("held", "%s stays %s: not separable from %s", c.Path, strings.TrimSpace(formatConstant(c.After)+" "+c.Unit), cmp.Or(strings.Join(c.With, " and "), "the other constants"))
 		}
 	}
 	for _, c := range r.Changes {
-		if c.Standing == Together {
+		if c.Certainty == Together {
 			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, cmp.Or(joined(c.With), "the constants that are held"), r.From, render.Share(c.Error))
 		}
 	}
 	if len(unseen) > 0 {
-		b.Item("unseen", "with the values of %s, because they have no effect in this study: %s", r.From, joined(unseen))
+		b.Item("unseen", "these keep the values of %s, because they have no effect in this study: %s", r.From, joined(unseen))
 	}
 }

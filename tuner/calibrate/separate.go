@@ -22,9 +22,9 @@ const (
 	partner = 0.3
 )
 
-// A reading says which constants the data determine. It is computed from the Jacobian: the derivatives of the weighted
+// A separation says which constants the data determine. It is computed from the Jacobian: the derivatives of the weighted
 // residuals with respect to the logarithms of the constants.
-type reading struct {
+type separation struct {
 	known   []bool    // for each constant: the data determine it if the constants that are not known keep their values
 	errors  []float64 // standard errors of the logs, including the uncertainty of constants that are not known
 	visible []bool    // for each constant: the data would determine it if all other constants were known
@@ -32,7 +32,7 @@ type reading struct {
 }
 
 // together maps each known constant to the held constants whose effect it contains.
-func (r reading) together() map[int][]int {
+func (r separation) together() map[int][]int {
 	stands := map[int][]int{}
 	for k, group := range r.groups {
 		for _, other := range group {
@@ -45,9 +45,9 @@ func (r reading) together() map[int][]int {
 // separate finds the constants that the data determine. It holds the constant with the largest standard error, and
 // repeats this until all the others are known. An anchor is a fact about the device or the model. If an anchor can have
 // the same effect as that constant, separate holds the anchor instead.
-func separate(j slope, anchors []bool) reading {
+func separate(j slope, anchors []bool) separation {
 	_, n := j.Dims()
-	r := reading{known: make([]bool, n), visible: make([]bool, n), groups: make([][]int, n)}
+	r := separation{known: make([]bool, n), visible: make([]bool, n), groups: make([][]int, n)}
 	var free []int
 	for k := range n {
 		if r.visible[k] = norm(j.Dense, k) > 1/maxError; r.visible[k] {
@@ -79,7 +79,7 @@ func indexes(n int) []int {
 }
 
 // free returns the known constants.
-func (r reading) free() (free []int) {
+func (r separation) free() (free []int) {
 	for k, known := range r.known {
 		if known {
 			free = append(free, k)
@@ -112,13 +112,13 @@ func leastKnown(j slope, free []int, anchors []bool) int {
 }
 
 // release makes a held constant free.
-func (r *reading) release(j slope, k int) {
+func (r *separation) release(j slope, k int) {
 	r.known[k] = true
 	r.regroup(j)
 }
 
 // regroup finds the known constants that reproduce the effect of each held constant.
-func (r *reading) regroup(j slope) {
+func (r *separation) regroup(j slope) {
 	free := r.free()
 	for k := range r.groups {
 		r.groups[k] = nil

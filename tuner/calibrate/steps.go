@@ -113,7 +113,7 @@ func (c *stepFit) run(ctx context.Context) error {
 	if err := c.move(ctx, f); err != nil {
 		return err
 	}
-	if f.reading.known == nil {
+	if f.separation.known == nil {
 		return c.tooShort(replay)
 	}
 	c.result.Converged = f.converged && !c.result.TimeUp

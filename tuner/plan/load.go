@@ -57,7 +57,7 @@ func (l *Load) Window() time.Duration {
 	return max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
 }
 
-// confirmWindows is how many times as long the windows of a confirmation are as those of the search.
+// confirmWindows is how many times as long as in the search the windows of a confirmation are.
 const confirmWindows = 2
 
 // confirm returns the lengths of the probes that confirm a point.

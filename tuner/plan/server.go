@@ -91,7 +91,7 @@ func (s *Server) checkSimulated() error {
 			if near := space.Nearest(parameter.Name, sim.Modelled()); near != "" {
 				remedy = fmt.Sprintf("did you mean %q? If not, %s", near, remedy)
 			}
-			return fmt.Errorf("%s: parameters.%s: the simulated server does not model --%s, so all its values would measure the same; %s",
+			return fmt.Errorf("%s: parameters.%s: the simulated server does not model --%s, so all its values would give the same figures; %s",
 				s.file.Path, parameter.Name, parameter.Name, remedy)
 		}
 	}

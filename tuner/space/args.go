@@ -193,8 +193,7 @@ func (s *Space) notSearchedError(f Flag) error {
 	return fmt.Errorf("--%s is not searched; %s", f.Name, remedy)
 }
 
-// parseSpeculation returns the number of tokens in --speculative-config. All other keys must be equal to those of the
-// study.
+// parseSpeculation returns the number of tokens in --speculative-config. All other keys must be as in the study.
 func (s *Space) parseSpeculation(f Flag) (string, error) {
 	var config map[string]any
 	if len(f.Values) != 1 || json.Unmarshal([]byte(f.Values[0]), &config) != nil {

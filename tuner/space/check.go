@@ -29,7 +29,7 @@ func (s *Space) Check(p Point) error {
 		}
 	}
 	for _, c := range s.constraints {
-		holds, known, err := c.holds(s.lookup(p))
+		holds, known, err := c.holds(s.constraintValue(p))
 		switch {
 		case err != nil:
 			errs = append(errs, fmt.Errorf("constraint %w", err))
@@ -46,12 +46,12 @@ func (s *Space) active(i int, p Point) bool {
 		return true
 	}
 	// A condition without a value, such as a remainder by zero, does not hold.
-	holds, known, err := s.when[i].holds(s.conditionLookup(p))
+	holds, known, err := s.when[i].holds(s.conditionValue(p))
 	return err == nil && known && holds
 }
 
-// lookup returns a function that gives constraints the value of a flag: from the point, or from Defaults.
-func (s *Space) lookup(p Point) func(name string) (any, bool) {
+// constraintValue returns a function that gives constraints the value of a flag: from the point, or from Defaults.
+func (s *Space) constraintValue(p Point) func(name string) (any, bool) {
 	return func(name string) (any, bool) {
 		text, ok := p[name]
 		if !ok {
@@ -67,15 +67,15 @@ func (s *Space) lookup(p Point) func(name string) (any, bool) {
 	}
 }
 
-// conditionLookup returns a function that gives conditions the value of a flag. It does not use the default of a
+// conditionValue returns a function that gives conditions the value of a flag. It does not use the default of a
 // searched flag: the flag may be absent because it is inactive, and then its default has no meaning.
-func (s *Space) conditionLookup(p Point) func(name string) (any, bool) {
-	lookup := s.lookup(p)
+func (s *Space) conditionValue(p Point) func(name string) (any, bool) {
+	value := s.constraintValue(p)
 	return func(name string) (any, bool) {
 		if _, given := p[name]; !given && s.Parameter(name) != nil {
 			return nil, false
 		}
-		return lookup(name)
+		return value(name)
 	}
 }
 

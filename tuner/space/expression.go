@@ -127,11 +127,11 @@ func (v vocabulary) unknownFlag(word string) error {
 	return fmt.Errorf("unknown flag %q; %s", word, DidYouMean(word, names))
 }
 
-// holds reports whether the expression is true. known is false if lookup does not know one of its flags.
-func (e *expression) holds(lookup func(name string) (any, bool)) (holds, known bool, err error) {
+// holds reports whether the expression is true. known is false if valueOf does not know one of its flags.
+func (e *expression) holds(valueOf func(name string) (any, bool)) (holds, known bool, err error) {
 	env := make(map[string]any, len(e.names))
 	for _, name := range e.names {
-		value, ok := lookup(name)
+		value, ok := valueOf(name)
 		if !ok {
 			return false, false, nil
 		}

@@ -122,7 +122,7 @@ func TestExpressions(t *testing.T) {
 			t.Errorf("%s: %v", test.text, err)
 			continue
 		}
-		holds, known, err := e.holds(s.lookup(p))
+		holds, known, err := e.holds(s.constraintValue(p))
 		if err != nil || !known || holds != test.holds {
 			t.Errorf("%s = %v (known %v, error %v), want %v", test.text, holds, known, err, test.holds)
 		}

@@ -114,8 +114,8 @@ type Budget struct {
 	Confirm int     // number of best points that are measured once more at the end; 0 means none
 }
 
-// Planned is how many trials the study may run: those of the search, and the confirmations of its best points and of the
-// default.
+// Planned is how many trials the study may run: the trials of the search, and the confirmations of its best points and of
+// the default.
 func (b Budget) Planned() int {
 	if b.Confirm == 0 {
 		return b.Trials

@@ -85,15 +85,15 @@ func (f *File) Protocol(endless bool) trial.Protocol {
 
 var reference = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
 
-// Environment returns server.env. Each ${NAME} is replaced by the value from lookup; a name that lookup does not know
-// is an error. The values may be secrets.
-func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]string, error) {
+// Environment returns server.env. Each ${NAME} is replaced by the value from lookupEnv. A name without a value is an
+// error. The values may be secrets.
+func (f *File) Environment(lookupEnv func(name string) (string, bool)) (map[string]string, error) {
 	env := make(map[string]string, len(f.Server.Env))
 	var errs []error
 	for _, name := range sortedKeys(f.Server.Env) {
 		value := reference.ReplaceAllStringFunc(f.Server.Env[name], func(ref string) string {
 			variable := ref[2 : len(ref)-1]
-			text, ok := lookup(variable)
+			text, ok := lookupEnv(variable)
 			if !ok {
 				errs = append(errs, fmt.Errorf("%s: server.env.%s: %s is not set; export it, or remove the key", f.Path, name, variable))
 			}
@@ -105,11 +105,11 @@ func (f *File) Environment(lookup func(name string) (string, bool)) (map[string]
 }
 
 // Secrets returns the values of the ${NAME} references in server.env. They must not appear in any file or log.
-func (f *File) Secrets(lookup func(name string) (string, bool)) []string {
+func (f *File) Secrets(lookupEnv func(name string) (string, bool)) []string {
 	var values []string
 	for _, value := range f.Server.Env {
 		for _, ref := range reference.FindAllString(value, -1) {
-			if text, ok := lookup(ref[2 : len(ref)-1]); ok {
+			if text, ok := lookupEnv(ref[2 : len(ref)-1]); ok {
 				values = append(values, text)
 			}
 		}

@@ -197,13 +197,13 @@ func TestParametersAreRead(t *testing.T) {
 func TestEnvironmentExpandsReferences(t *testing.T) {
 	f := parse(t, full)
 	outside := map[string]string{"HF_TOKEN": "hf_1", "A": "a", "B": "b"}
-	lookup := func(name string) (string, bool) { v, ok := outside[name]; return v, ok }
-	env, err := f.Environment(lookup)
+	lookupEnv := func(name string) (string, bool) { v, ok := outside[name]; return v, ok }
+	env, err := f.Environment(lookupEnv)
 	if want := map[string]string{"HF_TOKEN": "hf_1", "HOME_OF": "a/x-b", "LEVEL": "3", "TOKENIZERS_PARALLELISM": "false"}; err != nil || !maps.Equal(env, want) {
 		t.Errorf("Environment = %v, %v; want %v", env, err, want)
 	}
 	delete(outside, "HF_TOKEN")
-	_, err = f.Environment(lookup)
+	_, err = f.Environment(lookupEnv)
 	want := "dir/study.yaml: server.env.HF_TOKEN: HF_TOKEN is not set; export it, or remove the key"
 	if err == nil || err.Error() != want {
 		t.Errorf("Environment says %v, want %s", err, want)

@@ -51,7 +51,7 @@ sweep:
 		t.Errorf("its flags are %v", got)
 	}
 	if got := MaxModelLen(f.ConfigArgs(f.Sweep.Configs[0])); got != 16384 {
-		t.Errorf("max-model-len is %d, want that of server.args", got)
+		t.Errorf("max-model-len is %d, want the value of server.args", got)
 	}
 }
 

@@ -191,7 +191,7 @@ func parseNumber(text string) (float64, error) {
 		return v, nil
 	}
 	if d, err := time.ParseDuration(text); err == nil {
-		return 0, fmt.Errorf("%q is a duration, %g in seconds", text, d.Seconds())
+		return 0, fmt.Errorf("%q is a duration; in seconds it is %g", text, d.Seconds())
 	}
 	return 0, fmt.Errorf("%q is not a number", text)
 }

@@ -187,8 +187,8 @@ func (h *faultHandler) waitWhileSilent(gone <-chan struct{}) bool {
 }
 
 // completion passes a request to the API, and applies the fault that the request triggers for itself. A request that
-// kills the engine still goes to the API. It came while the engine lived, so its answer ends like those of the running
-// requests.
+// kills the engine still goes to the API. It came while the engine lived, so its answer ends like the answers of the
+// running requests.
 func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	if isDead(r) {
 		refuse(w, deadEngine)

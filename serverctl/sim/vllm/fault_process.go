@@ -117,7 +117,7 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 // shmDir is the directory in which Linux keeps POSIX shared memory segments (shm_overview(7)).
 const shmDir = "/dev/shm"
 
-// leakShm makes a segment of shared memory, keeps it mapped, and never removes it. Its name is like those of Python's
+// leakShm makes a segment of shared memory, keeps it mapped, and never removes it. Its name is as in Python's
 // multiprocessing.shared_memory. Like a segment that a killed vLLM leaves behind, it uses much less memory than its
 // size.
 func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {

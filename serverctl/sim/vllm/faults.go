@@ -53,7 +53,7 @@ func (e *FaultError) Error() string { return e.Text }
 // other kinds by name.
 type faultKind struct {
 	name     string
-	keys     []string // keys of this kind, apart from those of triggers
+	keys     []string // keys of this kind, without the keys of triggers
 	trigger  bool     // the fault accepts at=, request=, running= and p=
 	defaults Fault    // the fault if the user gives no keys
 

@@ -17,18 +17,18 @@ import (
 )
 
 // A fakeGPU is a directory that stands for the memory of one GPU. The file total has the size in MiB. Each other file
-// has one holding. The file of a server's holding is named after the server's PID.
+// has one memoryUse. The file of a server is named after the server's PID.
 type fakeGPU struct{ dir string }
 
-// A holding is memory in use on the GPU. It counts only while its process lives. So the memory becomes free however the
+// A memoryUse is memory in use on the GPU. It counts only while its process lives. So the memory becomes free however the
 // process ends, as with a real driver. Memory without a process, and memory that leaks, counts until the time Until
 // instead.
-type holding struct {
+type memoryUse struct {
 	PID   int           `json:"pid,omitempty"`   // the process that holds the memory; 0 means none
 	Start uint64        `json:"start,omitempty"` // start of the process in clock ticks since boot; the kernel reuses PIDs
 	MiB   float64       `json:"mib"`
 	Leak  time.Duration `json:"leak,omitempty"` // time in use after the end of the process; below 0 means for ever
-	Until time.Time     `json:"until,omitzero"` // zero means for ever; used sets the end of a leak at the first look
+	Until time.Time     `json:"until,omitzero"` // zero means for ever; used sets the end of a leak when it first sees the leak
 }
 
 const (
@@ -89,9 +89,9 @@ func (g *fakeGPU) total(otherwise float64) (float64, error) {
 	return size, err
 }
 
-// used returns the MiB that are in use at the time now. It also returns the holdings of living processes, in the order
-// of their PIDs.
-func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error) {
+// used returns the MiB that are in use at the time now. It also returns what each living process uses, in the
+// order of their PIDs.
+func (g *fakeGPU) used(now time.Time) (mib float64, living []memoryUse, err error) {
 	files, err := os.ReadDir(g.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, nil, fmt.Errorf("read the simulated GPU: %w", err)
@@ -100,7 +100,7 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 		if file.Name() == totalFile || strings.HasPrefix(file.Name(), tempPrefix) {
 			continue
 		}
-		var h holding
+		var h memoryUse
 		err := g.read(file.Name(), &h)
 		if err == nil && h.Leak > 0 && h.Until.IsZero() && !lives(h) {
 			h.Until = now.Add(h.Leak)
@@ -117,13 +117,13 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []holding, err error)
 			mib += h.MiB
 		}
 	}
-	slices.SortFunc(living, func(a, b holding) int { return a.PID - b.PID })
+	slices.SortFunc(living, func(a, b memoryUse) int { return a.PID - b.PID })
 	return mib, living, nil
 }
 
-// lives reports whether the holding's process runs. A later process with the same PID does not count, and neither does
+// lives reports whether the process of h runs. A later process with the same PID does not count, and neither does
 // a zombie, whose memory is free already.
-func lives(h holding) bool {
+func lives(h memoryUse) bool {
 	if h.PID == 0 {
 		return false
 	}
@@ -153,9 +153,9 @@ func processStart(pid int) (start uint64, alive bool, err error) {
 
 // A memory is the GPU memory that this process holds. The zero memory is for a server without a GPU.
 type memory struct {
-	gpu     *fakeGPU
-	free    float64 // MiB that were free before this process held any
-	holding holding
+	gpu  *fakeGPU
+	free float64 // MiB that were free before this process held any
+	use  memoryUse
 }
 
 // claim opens the GPU. It refuses, as vLLM does, when too little memory is free.
@@ -182,11 +182,11 @@ func (s *Server) claim(o sim.Options) (*memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	held := holding{PID: os.Getpid(), Start: start}
+	held := memoryUse{PID: os.Getpid(), Start: start}
 	if leak, ok := s.Faults.find("leak-gpu"); ok {
 		held.Leak = cmp.Or(leak.For, leakForEver)
 	}
-	return &memory{gpu: gpu, free: total - used, holding: held}, nil
+	return &memory{gpu: gpu, free: total - used, use: held}, nil
 }
 
 // hold sets the MiB that this process holds.
@@ -194,8 +194,8 @@ func (m *memory) hold(mib float64) error {
 	if m.gpu == nil {
 		return nil
 	}
-	m.holding.MiB = mib
-	return m.gpu.put(m.file(), m.holding)
+	m.use.MiB = mib
+	return m.gpu.put(m.file(), m.use)
 }
 
 // disturbed returns vLLM's error if another process has released memory since the start. It notices this when at least
@@ -219,11 +219,11 @@ func (m *memory) disturbed() error {
 	return nil
 }
 
-func (m *memory) file() string { return strconv.Itoa(m.holding.PID) }
+func (m *memory) file() string { return strconv.Itoa(m.use.PID) }
 
 // release frees the memory, unless it leaks. It may be called again.
 func (m *memory) release() {
-	if m.gpu != nil && m.holding.Leak == 0 {
+	if m.gpu != nil && m.use.Leak == 0 {
 		_ = os.Remove(filepath.Join(m.gpu.dir, m.file())) // may fail: a file without its process does not count
 	}
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // usedMiB returns the MiB in use on the GPU in a directory, and who holds them.
-func usedMiB(t *testing.T, dir string) (float64, []holding) {
+func usedMiB(t *testing.T, dir string) (float64, []memoryUse) {
 	t.Helper()
 	used, holders, err := (&fakeGPU{dir: dir}).used(time.Now())
 	if err != nil {
@@ -25,7 +25,7 @@ func usedMiB(t *testing.T, dir string) (float64, []holding) {
 	return used, holders
 }
 
-func writeHolding(t *testing.T, dir, name string, h holding) {
+func writeUse(t *testing.T, dir, name string, h memoryUse) {
 	t.Helper()
 	text, err := json.Marshal(h)
 	if err != nil {
@@ -45,23 +45,23 @@ func TestWhichHoldingsCount(t *testing.T) {
 	later, earlier := time.Now().Add(time.Hour), time.Now().Add(-time.Second)
 	for _, row := range []struct {
 		name, file string
-		h          holding
+		h          memoryUse
 		want       float64
 	}{
-		{"a living process", fmt.Sprint(own), holding{PID: own, Start: start, MiB: 100}, 100},
-		{"a living process that reuses the PID of a dead one", fmt.Sprint(own), holding{PID: own, Start: start - 1, MiB: 100}, 0},
-		{"a PID without a process", "999999999", holding{PID: 999999999, Start: 1, MiB: 100}, 0},
-		{"a leak for ever", "leak-by-hand", holding{MiB: 100}, 100},
-		{"a leak that ends in an hour", "leak-by-hand", holding{MiB: 100, Until: later}, 100},
-		{"a leak that ended a second ago", "leak-by-hand", holding{MiB: 100, Until: earlier}, 0},
-		{"a leak of a living process", "1", holding{PID: own, Start: start, MiB: 100, Leak: time.Hour}, 100},
-		{"a leak of a dead process", "1", holding{PID: own, Start: start - 1, MiB: 100, Leak: time.Hour}, 100},
-		{"a leak of a dead process that has ended", "1", holding{PID: own, Start: start - 1, MiB: 100, Leak: time.Hour, Until: earlier}, 0},
-		{"a temporary file", ".new-123", holding{MiB: 100}, 0},
+		{"a living process", fmt.Sprint(own), memoryUse{PID: own, Start: start, MiB: 100}, 100},
+		{"a living process that reuses the PID of a dead one", fmt.Sprint(own), memoryUse{PID: own, Start: start - 1, MiB: 100}, 0},
+		{"a PID without a process", "999999999", memoryUse{PID: 999999999, Start: 1, MiB: 100}, 0},
+		{"a leak for ever", "leak-by-hand", memoryUse{MiB: 100}, 100},
+		{"a leak that ends in an hour", "leak-by-hand", memoryUse{MiB: 100, Until: later}, 100},
+		{"a leak that ended a second ago", "leak-by-hand", memoryUse{MiB: 100, Until: earlier}, 0},
+		{"a leak of a living process", "1", memoryUse{PID: own, Start: start, MiB: 100, Leak: time.Hour}, 100},
+		{"a leak of a dead process", "1", memoryUse{PID: own, Start: start - 1, MiB: 100, Leak: time.Hour}, 100},
+		{"a leak of a dead process that has ended", "1", memoryUse{PID: own, Start: start - 1, MiB: 100, Leak: time.Hour, Until: earlier}, 0},
+		{"a temporary file", ".new-123", memoryUse{MiB: 100}, 0},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			dir := t.TempDir()
-			writeHolding(t, dir, row.file, row.h)
+			writeUse(t, dir, row.file, row.h)
 			if used, _ := usedMiB(t, dir); used != row.want {
 				t.Errorf("used = %v MiB, want %v", used, row.want)
 			}
@@ -110,7 +110,7 @@ func TestAServerHoldsTheGPUUntilItEnds(t *testing.T) {
 func TestAServerRefusesAGPUThatIsNotFree(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	writeHolding(t, dir, "leak-other", holding{MiB: 15000})
+	writeUse(t, dir, "leak-other", memoryUse{MiB: 15000})
 	s := startSim(t, "--sim-gpu", dir)
 	want := "ValueError: Free memory on device cuda:0 (1.35/16.0 GiB) on startup is less than desired GPU memory utilization (0.9, 14.4 GiB). " +
 		"Decrease GPU memory utilization or reduce GPU memory used by other processes.\n"
@@ -125,7 +125,7 @@ func TestAServerRefusesAGPUThatIsNotFree(t *testing.T) {
 // vLLM's assertion fails when another process releases memory while the engine profiles.
 func TestMemoryThatIsFreedDuringTheProfileRun(t *testing.T) {
 	dir := t.TempDir()
-	writeHolding(t, dir, "leak-other", holding{MiB: 4096})
+	writeUse(t, dir, "leak-other", memoryUse{MiB: 4096})
 	s := &Server{Profile: profile(t, "small-fast"), GPU: dir}
 	m, err := s.claim(sim.Options{GPUMemoryUtilization: 0.5})
 	if err != nil {
@@ -195,8 +195,8 @@ func TestNvidiaSMI(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	writeHolding(t, dir, fmt.Sprint(own), holding{PID: own, Start: start, MiB: 14745.6})
-	writeHolding(t, dir, "leak-x", holding{MiB: 100})
+	writeUse(t, dir, fmt.Sprint(own), memoryUse{PID: own, Start: start, MiB: 14745.6})
+	writeUse(t, dir, "leak-x", memoryUse{MiB: 100})
 	for _, row := range []struct {
 		name, args string
 		code       int

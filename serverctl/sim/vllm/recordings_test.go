@@ -80,7 +80,7 @@ func TestAnswersAreThoseOfVLLM(t *testing.T) {
 				}
 				same++
 			}
-			t.Logf("%d of %d answers are the same as those of vLLM %s", same, len(recorded), version)
+			t.Logf("%d of %d answers are the same as vLLM %s gave", same, len(recorded), version)
 		})
 	}
 }

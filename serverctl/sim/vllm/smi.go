@@ -22,7 +22,7 @@ const smiFormat = "csv,noheader,nounits"
 
 func mib(x float64) string { return strconv.FormatFloat(x, 'f', 0, 64) }
 
-// gpuFields returns the values of the fields of --query-gpu. The names are those of driver 580. Only the memory is
+// gpuFields returns the values of the fields of --query-gpu. Driver 580 uses these names. Only the memory is
 // simulated. Load, power and clocks have one constant value while a process holds memory, and another while no process
 // does.
 func gpuFields(total, used float64, busy bool) map[string]string {

@@ -31,7 +31,7 @@ func scraped(t *testing.T, url string) map[string]float64 {
 	return found
 }
 
-// The metrics agree with the known lengths of two requests, one of which has two answers.
+// The metrics agree with the known lengths of two requests. One request has two answers.
 func TestMetricsAreTrue(t *testing.T) {
 	url, _ := serveAs(t, "0.33.0", "--served-model-name", "m")
 	for _, body := range []string{`{"prompt":[1,2,3,4,5],"max_tokens":4,"n":2}`, `{"prompt":[9,8,7],"max_tokens":1}`} {

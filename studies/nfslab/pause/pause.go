@@ -36,7 +36,7 @@ static int is(const char *path, const char *name) {
 	return n >= m && !strcmp(path + n - m, name);
 }
 
-static void look(int fd, off_t at, char first) {
+static void halt_at_write(int fd, off_t at, char first) {
 	char link[32], path[4096];
 	snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
 	ssize_t n = readlink(link, path, sizeof path - 1);
@@ -53,8 +53,8 @@ static ssize_t (*real_pwrite)(int, const void *, size_t, off_t);
 static int (*real_truncate)(int, off_t);
 static int (*real_unlink)(const char *);
 
-static ssize_t my_pwrite(int fd, const void *b, size_t n, off_t at) { look(fd, at, n ? *(const char *)b : 0); return real_pwrite(fd, b, n, at); }
-static int my_truncate(int fd, off_t n) { if (n == 0) look(fd, 0, 0); return real_truncate(fd, n); }
+static ssize_t my_pwrite(int fd, const void *b, size_t n, off_t at) { halt_at_write(fd, at, n ? *(const char *)b : 0); return real_pwrite(fd, b, n, at); }
+static int my_truncate(int fd, off_t n) { if (n == 0) halt_at_write(fd, 0, 0); return real_truncate(fd, n); }
 static int my_unlink(const char *path) {
 	if (is(path, "/study.db-journal")) {
 		if (point == 'c') halt();

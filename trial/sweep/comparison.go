@@ -14,8 +14,9 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A standing says how one config compares with the others. Its capacity is the highest measured load that kept the SLO.
-type standing struct {
+// A configResult compares the highest load of one config with the baseline's and with the others'. Its capacity is the
+// highest measured load that kept the SLO.
+type configResult struct {
 	capacity.Capacity
 	below []float64 // failed loads that are lower than the highest passed one
 	gain  float64   // its highest load relative to the baseline's: 0.25 means 25 % more
@@ -24,18 +25,18 @@ type standing struct {
 }
 
 // versus returns the gain as text, such as "+25 %"; "-" if the gain is not known.
-func (s standing) versus() string {
-	if !s.known {
+func (r configResult) versus() string {
+	if !r.known {
 		return "-"
 	}
-	return render.Percent(s.gain)
+	return render.Percent(r.gain)
 }
 
-// A comparison is a sweep with the standing of each config, in the order of the configs.
+// A comparison is a sweep with the result of each config, in the order of the configs.
 type comparison struct {
 	*Sweep
 	loads
-	all   []standing
+	all   []configResult
 	best  []int // indexes of the configs with the highest load; more than one is a tie
 	rival int   // index of a config that may be the best, but had a late load generator; -1 means none
 }
@@ -44,29 +45,29 @@ type comparison struct {
 // load of a config is not known if the load generator was late. Such a config gets no gain, and there is no winner if
 // it might reach the winner's load.
 func (s *Sweep) compare() comparison {
-	c := comparison{Sweep: s, loads: s.loads(), all: make([]standing, len(s.Configs))}
+	c := comparison{Sweep: s, loads: s.loads(), all: make([]configResult, len(s.Configs))}
 	top := 0.0
 	for i := range c.all {
-		st, base := &c.all[i], &c.all[0]
-		st.Capacity, st.below = capacity.Highest(trial.Steps(s.Configs[i].Probes))
-		if st.Met() {
-			top = max(top, st.Rate)
+		r, base := &c.all[i], &c.all[0]
+		r.Capacity, r.below = capacity.Highest(trial.Steps(s.Configs[i].Probes))
+		if r.Met() {
+			top = max(top, r.Rate)
 		}
-		if i > 0 && st.Met() && base.Met() && st.Limited == "" && base.Limited == "" {
-			st.gain, st.known = st.Rate/base.Rate-1, true
+		if i > 0 && r.Met() && base.Met() && r.Limited == "" && base.Limited == "" {
+			r.gain, r.known = r.Rate/base.Rate-1, true
 		}
 	}
-	for i, st := range c.all {
-		if st.Met() && st.Rate == top {
+	for i, r := range c.all {
+		if r.Met() && r.Rate == top {
 			c.best = append(c.best, i)
 		}
 	}
-	c.rival = slices.IndexFunc(c.all, func(st standing) bool {
-		if st.Limited == "" || len(c.best) == 1 && st.Rate == top {
+	c.rival = slices.IndexFunc(c.all, func(r configResult) bool {
+		if r.Limited == "" || len(c.best) == 1 && r.Rate == top {
 			return false
 		}
 		return slices.ContainsFunc(s.Plan.Levels, func(l trial.Level) bool {
-			return (st.High == 0 || l.Load() < st.High) && l.Load() >= top
+			return (r.High == 0 || l.Load() < r.High) && l.Load() >= top
 		})
 	})
 	for _, i := range c.best {
@@ -93,7 +94,7 @@ func (c comparison) conclusion() string {
 		return fmt.Sprintf("%d of %d configs tie at %s, the baseline among them: none improved on it.", len(c.best), len(c.all), best())
 	case len(c.best) > 1:
 		return fmt.Sprintf("%d of %d configs tie at %s: this grid names no winner.", len(c.best), len(c.all), best())
-	case c.best[0] == 0 && slices.ContainsFunc(c.all[1:], func(st standing) bool { return st.Bound != "" }):
+	case c.best[0] == 0 && slices.ContainsFunc(c.all[1:], func(r configResult) bool { return r.Bound != "" }):
 		return "No config reaches the baseline."
 	case c.best[0] == 0:
 		return ""
@@ -175,7 +176,7 @@ func (c comparison) limits() []string {
 	} else {
 		texts = append(texts, "The end: no load follows the last requests. They see an emptying server, so the figures are too good where answers are long.")
 	}
-	return append(texts, "`tuner run` searches the flags, and rates between those of the grid. Its windows last long enough for a p99, with load before and after them.")
+	return append(texts, "`tuner run` searches the flags, and also measures rates between the rates of the grid. Its windows last long enough for a p99, with load before and after them.")
 }
 
 // drawLimit says how few requests decide the highest percentile in the SLO.
@@ -192,10 +193,10 @@ func (c comparison) drawLimit() string {
 // gridLimit says between which two measured loads the true highest load of the best config lies. It returns "" if no
 // config has both a passed load and a failed load above it.
 func (c comparison) gridLimit() string {
-	var best standing
-	for _, st := range c.all {
-		if st.Bound == capacity.Exact && st.Rate > best.Rate {
-			best = st
+	var best configResult
+	for _, r := range c.all {
+		if r.Bound == capacity.Exact && r.Rate > best.Rate {
+			best = r
 		}
 	}
 	if best.Rate == 0 {
