@@ -21,21 +21,17 @@ import (
 
 // A connection keeps its time stamps when it is detached from the net package.
 func TestADetachedSocketHasStamps(t *testing.T) {
-	defer awaitStamps()()
+	stamping(t)
 	address, accept := accepting(t)
 	opened, err := new(Client).open(t.Context(), new(net.Dialer).DialContext, address, nil)
 	if err != nil || opened.net != nil {
 		t.Fatalf("open = %+v, %v, want a plain socket", opened, err)
 	}
 	defer opened.discard()
-	there := accept()
-	if _, err := there.Write([]byte("token")); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(60 * time.Millisecond) // as if the client got no processor
+	_, after := deliver(t, accept(), opened.fd)
 	var buffer [16]byte
-	if n, err := opened.receive(opened.fd, buffer[:]); n != 5 || err != nil || opened.stamper.read.Sub(opened.arrived) < 40*time.Millisecond {
-		t.Errorf("receive = %d, %v, %s after the arrival, want 5 bytes that came 60 ms ago", n, err, opened.stamper.read.Sub(opened.arrived))
+	if n, err := opened.receive(opened.fd, buffer[:]); n != 5 || err != nil || opened.arrived.After(after.Add(clientWait/2)) {
+		t.Errorf("receive = %d, %v, %s after the arrival, want 5 bytes that came at least %s ago", n, err, opened.stamper.read.Sub(opened.arrived), clientWait)
 	}
 }
 
