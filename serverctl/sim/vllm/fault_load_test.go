@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // errorChunk is the end of a stream whose engine has died: an error in JSON as Python writes it, and then [DONE]. The
@@ -266,9 +268,13 @@ func awaitDeaf(t *testing.T, s *simProcess) {
 		defer conn.Close()
 		fmt.Fprint(conn, "GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
 		healthy.meanwhile(t)
-		conn.SetReadDeadline(time.Now().Add(time.Millisecond)) // with a time in the past, Read would not even try
-		_, err = conn.Read(make([]byte, 1))
-		return errors.Is(err, os.ErrDeadlineExceeded)
+		raw, err := conn.(*net.TCPConn).SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var waiting error
+		err = raw.Control(func(fd uintptr) { _, _, waiting = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT) })
+		return err == nil && errors.Is(waiting, unix.EAGAIN) // neither an answer nor the end of the connection
 	})
 }
 
