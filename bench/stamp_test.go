@@ -180,7 +180,7 @@ func TestALongRequestIsSentAsTheServerReadsIt(t *testing.T) {
 		t.Fatal("the new connection is closed")
 	}
 	conn := accept()
-	if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+	if err := conn.SetReadDeadline(time.Now().Add(45 * time.Second)); err != nil {
 		t.Fatal(err)
 	}
 	got, buffer := 0, make([]byte, 1<<20)
