@@ -273,7 +273,9 @@ func awaitDeaf(t *testing.T, s *simProcess) {
 			t.Fatal(err)
 		}
 		var waiting error
-		err = raw.Control(func(fd uintptr) { _, _, waiting = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT) })
+		err = raw.Control(func(fd uintptr) {
+			_, _, waiting = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		})
 		return err == nil && errors.Is(waiting, unix.EAGAIN) // neither an answer nor the end of the connection
 	})
 }
