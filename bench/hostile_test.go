@@ -204,7 +204,7 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 			goroutines := runtime.NumGoroutine()
 			url, stop := listen(t, func(conn net.Conn) { serveScript(conn, test.do) })
 			// Only the limit under test is short, so that a slow machine does not reach another limit first.
-			c := &Client{URL: url, Model: "tiny", IdleTimeout: 20 * time.Second, RunLimit: 20 * time.Second}
+			c := &Client{URL: url, Model: "tiny", IdleTimeout: time.Minute, RunLimit: time.Minute}
 			switch test.want {
 			case TimedOut:
 				c.IdleTimeout = 100 * time.Millisecond
@@ -230,7 +230,7 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 			if run.Others != 1 || (run.Broken > 0) != (test.want != "") || !strings.Contains(run.BrokenDetail, test.detail) {
 				t.Errorf("%d of %d uncounted requests failed (%s), want the one to fail like the others", run.Broken, run.Others, run.BrokenDetail)
 			}
-			if limit := 10 * time.Second; len(run.Samples) != 2 || run.Elapsed > limit {
+			if limit := 45 * time.Second; len(run.Samples) != 2 || run.Elapsed > limit {
 				t.Errorf("%d samples after %s, want 2 within %s", len(run.Samples), run.Elapsed, limit)
 			}
 			// The bound leaves room for garbage. A client that keeps everything a flooding server sends takes gigabytes.
@@ -275,10 +275,10 @@ func watchHeap(t *testing.T) (peak func() int64) {
 // waitForGoroutines waits until at most n goroutines are left.
 func waitForGoroutines(t *testing.T, n int) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); runtime.NumGoroutine() > n; time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(45 * time.Second); runtime.NumGoroutine() > n; time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
 			stacks := make([]byte, 1<<16)
-			t.Fatalf("%d goroutines are left after 20 s, want %d:\n%s", runtime.NumGoroutine(), n, stacks[:runtime.Stack(stacks, true)])
+			t.Fatalf("%d goroutines are left after 45 s, want %d:\n%s", runtime.NumGoroutine(), n, stacks[:runtime.Stack(stacks, true)])
 		}
 	}
 }

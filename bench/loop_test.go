@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log"
@@ -117,40 +118,40 @@ func TestALargeRunKeepsOnlySums(t *testing.T) {
 }
 
 func TestConnectionsAreOpenedBeforeTheyAreNeeded(t *testing.T) {
-	var opened, early atomic.Int64
-	var began atomic.Bool
-	server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		began.Store(true)
-		s, q := begin(t, w, r)
-		s.answer(q.MaxTokens, 50*time.Millisecond, 0)
-	}))
-	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
-		if state == http.StateNew {
+	synctest.Test(t, func(t *testing.T) {
+		var opened, early atomic.Int64
+		var began atomic.Bool
+		c := virtual(t, func(s stream, q asked, r *http.Request) {
+			began.Store(true)
+			s.answer(q.MaxTokens, 50*time.Millisecond, 0)
+		})
+		dial := c.dial
+		c.dial = func(ctx context.Context, network, address string) (net.Conn, error) {
+			time.Sleep(time.Millisecond)
 			opened.Add(1)
 			if !began.Load() {
 				early.Add(1)
 			}
+			return dial(ctx, network, address)
 		}
-	}
-	server.Start()
-	defer server.Close()
-	c := &Client{URL: server.URL, Model: "tiny"}
-	run, err := c.Run(t.Context(), requests(workload.Window, 100, 20*time.Millisecond, 2*time.Millisecond, ask(1)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	waited := 0
-	for _, s := range run.Samples {
-		if !s.OK() {
-			t.Fatalf("sample %+v, want success", s)
+		run, err := c.Run(t.Context(), requests(workload.Window, 100, 20*time.Millisecond, 2*time.Millisecond, ask(1)), nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if s.Connected > s.Sent {
-			waited++
+		waited := 0
+		for _, s := range run.Samples {
+			if !s.OK() {
+				t.Fatalf("sample %+v, want success", s)
+			}
+			if s.Connected > s.Sent {
+				waited++
+			}
 		}
-	}
-	if early.Load() < minIdle || waited > 30 {
-		t.Errorf("%d of %d connections were opened before the first request, and %d of 100 requests waited for one, want %d and few", early.Load(), opened.Load(), waited, minIdle)
-	}
+		if early.Load() < minIdle || waited > 0 {
+			t.Errorf("%d of %d connections were opened before the first request, and %d of 100 requests waited for one, want %d and none",
+				early.Load(), opened.Load(), waited, minIdle)
+		}
+	})
 }
 
 func TestAServerThatClosesIdleConnectionsLosesNoRequest(t *testing.T) {
@@ -229,7 +230,7 @@ func TestTLSProxyAndHeaders(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, s := range run.Samples {
-			if tpot, _ := s.TPOT(); !s.OK() || s.TTFT() < 20*time.Millisecond || tpot < 5*time.Millisecond {
+			if !s.OK() || s.TTFT() < 20*time.Millisecond || s.E2E() < 40*time.Millisecond { // a busy machine may bring tokens together
 				t.Errorf("proxy %v: sample %+v, want success with times", c.Proxy, s)
 			}
 		}

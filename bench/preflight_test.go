@@ -150,11 +150,10 @@ func TestPreflightOfAnUnreachableServer(t *testing.T) {
 
 func TestPreflightEndsWithItsContext(t *testing.T) {
 	hang := make(chan struct{})
-	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { <-hang }))
+	ctx, cancel := context.WithCancel(t.Context())
+	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { cancel(); <-hang }))
 	defer server.Close()
 	defer close(hang)
-	ctx, cancel := context.WithCancel(t.Context())
-	time.AfterFunc(50*time.Millisecond, cancel)
 	if _, err := (&Client{URL: server.URL}).Preflight(ctx); !errors.Is(err, context.Canceled) {
 		t.Errorf("Preflight = %v, want %v", err, context.Canceled)
 	}

@@ -11,6 +11,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,21 +22,17 @@ import (
 
 // A connection keeps its time stamps when it is detached from the net package.
 func TestADetachedSocketHasStamps(t *testing.T) {
-	defer awaitStamps()()
+	stamping(t)
 	address, accept := accepting(t)
 	opened, err := new(Client).open(t.Context(), new(net.Dialer).DialContext, address, nil)
 	if err != nil || opened.net != nil {
 		t.Fatalf("open = %+v, %v, want a plain socket", opened, err)
 	}
 	defer opened.discard()
-	there := accept()
-	if _, err := there.Write([]byte("token")); err != nil {
-		t.Fatal(err)
-	}
-	time.Sleep(60 * time.Millisecond) // as if the client got no processor
+	_, after := deliver(t, accept(), opened.fd)
 	var buffer [16]byte
-	if n, err := opened.receive(opened.fd, buffer[:]); n != 5 || err != nil || opened.stamper.read.Sub(opened.arrived) < 40*time.Millisecond {
-		t.Errorf("receive = %d, %v, %s after the arrival, want 5 bytes that came 60 ms ago", n, err, opened.stamper.read.Sub(opened.arrived))
+	if n, err := opened.receive(opened.fd, buffer[:]); n != 5 || err != nil || opened.arrived.After(after.Add(clientWait/2)) {
+		t.Errorf("receive = %d, %v, %s after the arrival, want 5 bytes that came at least %s ago", n, err, opened.stamper.read.Sub(opened.arrived), clientWait)
 	}
 }
 
@@ -148,7 +145,7 @@ func TestARunGivesItsDescriptorsBack(t *testing.T) {
 		}
 	}
 	// The server needs a moment to close its side of the last connections.
-	for wait := time.Now().Add(20 * time.Second); count() > before+4 && time.Now().Before(wait); time.Sleep(time.Millisecond) {
+	for wait := time.Now().Add(45 * time.Second); count() > before+4 && time.Now().Before(wait); time.Sleep(time.Millisecond) {
 	}
 	if after := count(); after > before+4 {
 		t.Errorf("%d open descriptors after 10 more runs, %d before", after, before)
@@ -158,6 +155,8 @@ func TestARunGivesItsDescriptorsBack(t *testing.T) {
 // A server may refuse a long request before it has read it all. The client must not send the rest of that request in
 // front of the next one.
 func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
+	next := make(chan struct{}) // closed when the next request has come on another connection
+	var once sync.Once
 	url, stop := listen(t, func(conn net.Conn) {
 		head := make([]byte, 1024)
 		n, err := conn.Read(head)
@@ -166,14 +165,19 @@ func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 		}
 		if bytes.Contains(head[:n], []byte(`"prompt":"xxxx`)) {
 			_, _ = io.WriteString(conn, plain("400 Bad", "application/json", `{"error":{"message":"too long"}}`))
-			time.Sleep(100 * time.Millisecond) // the client sends its next request while the rest of the first is unread
+			select { // the client sends its next request while the rest of the first is unread
+			case <-next:
+			case <-time.After(45 * time.Second):
+				t.Error("the next request has not come")
+			}
 		} else {
+			once.Do(func() { close(next) })
 			_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
 		}
 		_, _ = io.Copy(io.Discard, conn)
 	})
 	defer stop()
-	c := &Client{URL: url, Model: "tiny", IdleTimeout: 20 * time.Second}
+	c := &Client{URL: url, Model: "tiny", IdleTimeout: time.Minute}
 	long := workload.Request{Text: strings.Repeat("x", 20<<20), OutputTokens: 3}
 	run, err := c.Run(t.Context(), join(requests(workload.Window, 1, 0, 0, long), requests(workload.Window, 1, 50*time.Millisecond, 0, ask(3))), nil)
 	if err != nil {
@@ -186,30 +190,41 @@ func TestAnEarlyRefusalSpoilsNoOtherRequest(t *testing.T) {
 }
 
 func TestAServerThatClosesUnusedConnectionsGetsFew(t *testing.T) {
-	var opened atomic.Int64
-	url, stop := listen(t, func(conn net.Conn) {
-		opened.Add(1)
-		if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // the server closes a connection if no request comes within 10 ms
-			return
+	synctest.Test(t, func(t *testing.T) {
+		network := &memory{conns: make(chan net.Conn), closed: make(chan struct{})}
+		opened := 0
+		var serving sync.WaitGroup
+		serving.Go(func() {
+			for conn, err := network.Accept(); err == nil; conn, err = network.Accept() {
+				opened++
+				serving.Go(func() {
+					defer conn.Close()
+					if conn.SetReadDeadline(time.Now().Add(10*time.Millisecond)) != nil { // the server closes a connection if no request comes within 10 ms
+						return
+					}
+					if n, err := conn.Read(make([]byte, 4096)); n > 0 && err == nil {
+						_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
+					}
+				})
+			}
+		})
+		c := &Client{URL: "http://server", Model: "tiny", dial: network.dial}
+		// No request is due at the moment when a connection is closed: that would be a race.
+		run, err := c.Run(t.Context(), requests(workload.Window, 20, 3*time.Millisecond, 20*time.Millisecond, ask(3)), nil)
+		if err != nil {
+			t.Fatal(err)
 		}
-		if n, err := conn.Read(make([]byte, 4096)); n > 0 && err == nil {
-			_, _ = io.WriteString(conn, streamed+framed(whole)+theEnd)
+		network.Close()
+		serving.Wait()
+		for _, s := range run.Samples {
+			if !s.OK() {
+				t.Errorf("sample %+v, want success", s)
+			}
+		}
+		if opened > 20+4*minIdle {
+			t.Errorf("%d connections for 20 requests, want hardly more than one for each", opened)
 		}
 	})
-	defer stop()
-	c := &Client{URL: url, Model: "tiny"}
-	run, err := c.Run(t.Context(), requests(workload.Window, 20, 0, 20*time.Millisecond, ask(3)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, s := range run.Samples {
-		if !s.OK() {
-			t.Errorf("sample %+v, want success", s)
-		}
-	}
-	if n := opened.Load(); n > 20+4*minIdle {
-		t.Errorf("%d connections for 20 requests, want hardly more than one for each", n)
-	}
 }
 
 func TestALongConversationIsNotCut(t *testing.T) {

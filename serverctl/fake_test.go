@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 const noExitPause = "atexit_sleep_ms=0"
 
 // lifetime is how long a fake lives at most, so that a failing test leaves nothing behind for long.
-const lifetime = time.Minute
+const lifetime = 2 * time.Minute
 
 // play imitates all that this package sees of vLLM: a child process with its log lines, endpoints and ways to die.
 func play(role string) int {
@@ -149,6 +149,7 @@ func (f *fake) handler() http.Handler {
 	})
 	mux.HandleFunc("POST /v1/completions", f.completion)
 	mux.HandleFunc("GET /metrics", f.metrics)
+	mux.HandleFunc("GET /requests", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, f.requests.Load()) })
 	if os.Getenv("VLLM_SERVER_DEV_MODE") == "1" {
 		mux.HandleFunc("POST /reset_prefix_cache", f.reset)
 	}

@@ -193,7 +193,7 @@ func TestARefusedStartHasItsFactsAsValues(t *testing.T) {
 	} {
 		var l logbook
 		l.Write([]byte(row.log))
-		e := l.death(ending{code: 1})
+		e := l.death(exitState{code: 1})
 		if e.Class != row.class || e.Argparse != row.argparse || (e.KVGiB != nil) != (row.kv != 0) || e.KVGiB != nil && *e.KVGiB != row.kv {
 			t.Errorf("%s: death = %+v, want %+v", row.name, e, row)
 		}

@@ -39,12 +39,7 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 			s := &vllm.Server{Profile: p, Version: version, Out: log}
 			done <- s.Serve(ctx, []string{"/m", "--max-num-seqs", "8", "--port", port, "--api-key", "sk-secret-secret"})
 		}()
-		for range 500 {
-			if strings.Contains(log.all(), "Application startup complete") {
-				break
-			}
-			time.Sleep(10 * time.Millisecond)
-		}
+		await(t, "the server is ready", func() bool { return strings.Contains(log.all(), "Application startup complete") })
 		cancel()
 		if err := <-done; err != nil {
 			t.Fatal(err)

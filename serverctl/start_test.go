@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/proc"
 )
 
@@ -45,6 +46,9 @@ func (t *told) all() string {
 	return strings.Join(t.said, "\n") + "\n" + t.log.String()
 }
 
+// hangLimit is how long a test waits for an event that must happen. It is long, because two busy cores are slow.
+const hangLimit = 45 * time.Second
+
 // config returns a config that starts the test binary in a role.
 func config(role string) (Config, *told) {
 	var seen told
@@ -53,11 +57,11 @@ func config(role string) (Config, *told) {
 		Model:        "/models/tiny",
 		Args:         []string{"--max-num-seqs", "8"},
 		Env:          map[string]string{roleVariable: role, "GORACE": noExitPause},
-		StartTimeout: 20 * time.Second,
-		StopTimeout:  5 * time.Second,
+		StartTimeout: hangLimit,
+		StopTimeout:  hangLimit,
 		Log:          &seen,
 		Progress:     seen.progress,
-		limits: limits{readyEvery: 20 * time.Millisecond, healthEvery: 50 * time.Millisecond, sampleEvery: 50 * time.Millisecond, healthTimeout: 200 * time.Millisecond,
+		limits: limits{readyEvery: 20 * time.Millisecond, healthEvery: 50 * time.Millisecond, sampleEvery: 50 * time.Millisecond, healthTimeout: hangLimit,
 			healthFailures: 3, drain: 300 * time.Millisecond, resetPause: 50 * time.Millisecond},
 	}, &seen
 }
@@ -87,8 +91,9 @@ func TestAServerStartsTellsItsFactsAndIsGoneAfterStop(t *testing.T) {
 	if s.ModelID() != "tiny" || s.URL() != fmt.Sprintf("http://127.0.0.1:%d", f.Port) {
 		t.Errorf("model %q at %s", s.ModelID(), s.URL())
 	}
-	if took, err := s.Drain(t.Context()); err != nil || took > time.Second {
-		t.Errorf("Drain() = %v, %v", took, err)
+	begin := time.Now()
+	if took, err := s.Drain(t.Context()); err != nil || took <= 0 || took > time.Since(begin) {
+		t.Errorf("Drain() = %v, %v after %v", took, err, time.Since(begin))
 	}
 	if record.PID == 0 || record.Token == "" {
 		t.Errorf("the record is %+v", record)
@@ -154,16 +159,21 @@ func TestAServerThatDoesNotGetReadyIsStopped(t *testing.T) {
 	t.Parallel()
 	t.Run("after the start timeout, with the last line", func(t *testing.T) {
 		t.Parallel()
-		c, seen := config("hang")
-		c.StartTimeout = 2 * time.Second
-		_, err := Start(t.Context(), c)
-		exit, ok := errors.AsType[*ExitError](err)
-		if !ok || exit.Class != StartTimeout || !strings.Contains(exit.Evidence, "not ready after 2 s, still waiting for /health") ||
-			!strings.Contains(exit.Evidence, "Starting to load model") {
-			t.Errorf("Start() = %v", err)
-		}
-		if !strings.Contains(seen.all(), "loading the weights") {
-			t.Errorf("told: %s; want the phase", seen.all())
+		for timeout := time.Second; ; timeout *= 4 {
+			c, seen := config("hang")
+			c.StartTimeout = timeout
+			_, err := Start(t.Context(), c)
+			exit, ok := errors.AsType[*ExitError](err)
+			if !ok || exit.Class != StartTimeout || !strings.Contains(exit.Evidence, fmt.Sprintf("not ready after %v, still waiting for /health", render.Took(timeout))) {
+				t.Fatalf("Start() = %v", err)
+			}
+			if strings.Contains(exit.Evidence, "Starting to load model") && strings.Contains(seen.all(), "loading the weights") {
+				return
+			}
+			if timeout > hangLimit {
+				t.Fatalf("Start() = %v, and told: %s; want the last line and the phase", err, seen.all())
+			}
+			t.Logf("the server said nothing within %v", timeout) // so the machine is busy
 		}
 	})
 	t.Run("when the context ends", func(t *testing.T) {
@@ -172,7 +182,11 @@ func TestAServerThatDoesNotGetReadyIsStopped(t *testing.T) {
 		var record proc.Record
 		c.OnRecord = func(r proc.Record) error { record = r; return nil }
 		ctx, cancel := context.WithCancelCause(t.Context())
-		time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("budget spent")) })
+		c.Progress = func(phase string) {
+			if strings.Contains(phase, "loading the weights") {
+				cancel(errors.New("budget spent"))
+			}
+		}
 		_, err := Start(ctx, c)
 		if _, ok := errors.AsType[*ExitError](err); ok || err == nil || !strings.Contains(err.Error(), "budget spent") {
 			t.Errorf("Start() = %v, want the context's cause and no class", err)

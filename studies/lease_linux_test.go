@@ -42,7 +42,12 @@ func TestALeaseIsWaitedFor(t *testing.T) {
 		}
 		released := make(chan error)
 		go func() {
-			time.Sleep(100 * time.Millisecond)
+			// The kernel breaks the lease when another open wants the file (F_GETLEASE in fcntl(2)).
+			for begin := time.Now(); time.Since(begin) < 45*time.Second; time.Sleep(5 * time.Millisecond) {
+				if kind, err := unix.FcntlInt(holder.Fd(), unix.F_GETLEASE, 0); err != nil || kind != unix.F_WRLCK {
+					break
+				}
+			}
 			_, err := unix.FcntlInt(holder.Fd(), unix.F_SETLEASE, unix.F_UNLCK)
 			released <- err
 		}()

@@ -190,8 +190,8 @@ func TestPipeInAStudysDirectory(t *testing.T) {
 			}()
 			select {
 			case <-done:
-			case <-time.After(20 * time.Second):
-				t.Fatal("a reader or Open still waits for the pipe after 20 s")
+			case <-time.After(time.Minute):
+				t.Fatal("a reader or Open still waits for the pipe after a minute")
 			}
 		})
 	}

@@ -107,7 +107,7 @@ func TestServersLeaveNothing(t *testing.T) {
 	}
 	t.Logf("%d starts and stops, %v each", cycles, (time.Since(begin) / time.Duration(cycles)).Round(time.Millisecond))
 	after := holding(t)
-	for deadline := time.Now().Add(10 * time.Second); after.beyond(before) && time.Now().Before(deadline); after = holding(t) {
+	for deadline := time.Now().Add(45 * time.Second); after.beyond(before) && time.Now().Before(deadline); after = holding(t) {
 		time.Sleep(100 * time.Millisecond) // goroutines of closed connections are still ending
 	}
 	t.Logf("held before %+v, after %+v", before, after)

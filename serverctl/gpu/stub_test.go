@@ -58,7 +58,7 @@ func runs(t *testing.T, path string) []int {
 	return pids
 }
 
-// allGone waits until all processes of a stub have ended. It fails the test if one is still alive after 20 s.
+// allGone waits until all processes of a stub have ended. It fails the test if one is still alive after the time patient.
 func allGone(t *testing.T, path string) {
 	t.Helper()
 	for _, pid := range runs(t, path) {
@@ -78,7 +78,7 @@ func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited 20 s for %s", what)
+			t.Fatalf("waited %v for %s", patient, what)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func play(role string, args []string) int {
 		if err := os.WriteFile(filepath.Join(filepath.Dir(os.Args[0]), "hangs"), nil, 0o644); err != nil {
 			return 1
 		}
-		time.Sleep(time.Minute)
+		time.Sleep(2 * patient) // longer than any query waits
 	case role == "garbage":
 		fmt.Print("\x00\xff\x1b[31mbanana, banana\n,,,,,\n\n")
 	case role == "empty":

@@ -31,10 +31,10 @@ func testStopLeavesNothing(t *testing.T) {
 		freeze  bool
 		grace   time.Duration
 	}{
-		{"a polite process ends by SIGTERM, long before the grace is over", "polite", "ready", 1, false, time.Minute},
+		{"a polite process ends by SIGTERM, long before the grace is over", "polite", "ready", 1, false, time.Hour},
 		{"a process that ignores SIGTERM is killed", "stubborn", "ready", 1, false, short},
 		{"children are killed, also one that left the session", "family", "ready", 3, false, short},
-		{"a child outlives its leader by the grace for orphans at most", "abandon", "", 1, false, time.Minute},
+		{"a child outlives its leader by the grace for orphans at most", "abandon", "", 1, false, time.Hour},
 		{"a daemon that left the session, its parent and its environment is killed", "daemonise", "ready", 2, false, short},
 		{"a daemon whose parent is alive is killed", "nest", "ready", 3, false, short},
 		{"children that the leader never waited for are reaped", "zombies", "ready", 1, false, short},
@@ -53,12 +53,8 @@ func testStopLeavesNothing(t *testing.T) {
 			if row.freeze {
 				freeze(t, members(t, p)...)
 			}
-			begin := time.Now()
-			if err := p.Stop(t.Context(), row.grace); err != nil {
+			if err := stop(t, p, t.Context(), row.grace); err != nil {
 				t.Fatalf("Stop() = %v", err)
-			}
-			if took := time.Since(begin); took > waitLimit {
-				t.Errorf("Stop took %v", took)
 			}
 			nothingLeft(t)
 			if dir := p.Record().Cgroup; exists(dir) {
@@ -68,6 +64,20 @@ func testStopLeavesNothing(t *testing.T) {
 				t.Errorf("a second Stop() = %v", err)
 			}
 		})
+	}
+}
+
+// stop calls Stop, and fails the test when Stop hangs.
+func stop(t *testing.T, p *Process, ctx context.Context, grace time.Duration) error {
+	t.Helper()
+	stopped := make(chan error, 1)
+	go func() { stopped <- p.Stop(ctx, grace) }() // ends with the processes at the latest
+	select {
+	case err := <-stopped:
+		return err
+	case <-time.After(waitLimit):
+		t.Fatalf("Stop hangs: it has not returned after %v", waitLimit)
+		return nil
 	}
 }
 
@@ -94,15 +104,14 @@ func TestStopKillsAtOnceWhenTheContextEnds(t *testing.T) {
 	p := start(t, "stubborn", "ready")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	begin := time.Now()
-	if err := p.Stop(ctx, time.Minute); err != nil {
+	if err := stop(t, p, ctx, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	if state := p.State(); state.String() != "signal: killed" || state.ExitCode() != -1 {
 		t.Errorf("it ended with %v, exit code %d; want SIGKILL and -1", state, state.ExitCode())
 	}
-	if took := time.Since(begin); took > 5*time.Second || alive(p.record.PID) {
-		t.Errorf("Stop took %v, alive %v; want it dead at once", took, alive(p.record.PID))
+	if alive(p.record.PID) {
+		t.Error("it is alive after Stop")
 	}
 }
 
@@ -228,12 +237,8 @@ func TestAFloodIntoASlowWriterIsStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(t, "the flood begins", begun.Load)
-	begin := time.Now()
-	if err := p.Stop(t.Context(), 0); err != nil {
+	if err := stop(t, p, t.Context(), 0); err != nil {
 		t.Fatal(err)
-	}
-	if took := time.Since(begin); took > 5*time.Second {
-		t.Errorf("Stop took %v", took)
 	}
 	nothingLeft(t)
 }

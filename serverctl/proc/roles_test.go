@@ -324,7 +324,7 @@ func (o *output) String() string {
 }
 
 // waitLimit is how long a test waits for an event that must happen. It is long, because two busy cores are slow.
-const waitLimit = 20 * time.Second
+const waitLimit = 45 * time.Second
 
 // startReady starts a process that plays a role, and waits until it is ready.
 func startReady(role string) (*Process, error) {

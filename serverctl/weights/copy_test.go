@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -292,26 +293,28 @@ func TestACopyThatStandsStillIsNotWaitedFor(t *testing.T) {
 func TestACopyThatMovesIsWaitedFor(t *testing.T) {
 	model, files := aSmallModel(t)
 	to := t.TempDir()
-	holder, err := copier{stall: time.Second}.lock(t.Context(), filepath.Join(to, lockFile))
-	try(t, err)
-	const stall = 400 * time.Millisecond
-	var holding sync.WaitGroup
-	holding.Go(func() {
-		for i := range 50 {
-			say(holder, model, int64(i), 50)
-			time.Sleep(stall / 20)
+	synctest.Test(t, func(t *testing.T) {
+		holder, err := copier{stall: time.Second}.lock(t.Context(), filepath.Join(to, lockFile))
+		try(t, err)
+		const stall = time.Minute
+		var holding sync.WaitGroup
+		holding.Go(func() {
+			for i := range 50 {
+				say(holder, model, int64(i), 50)
+				time.Sleep(stall / 20)
+			}
+			if err := holder.Close(); err != nil {
+				t.Error(err)
+			}
+		})
+		path, report, err := copier{stall: stall, free: freeBytes}.copy(t.Context(), model, to, nil)
+		holding.Wait()
+		try(t, err)
+		if report.Took < 2*stall {
+			t.Errorf("it waited for %s, and the lock was held for %s", report.Took, 5*stall/2)
 		}
-		if err := holder.Close(); err != nil {
-			t.Error(err)
-		}
+		sameFiles(t, path, files)
 	})
-	path, report, err := copier{stall: stall, free: freeBytes}.copy(t.Context(), model, to, nil)
-	holding.Wait()
-	try(t, err)
-	if report.Took < 2*stall {
-		t.Errorf("it waited for %s, and the lock was held for %s", report.Took, 5*stall/2)
-	}
-	sameFiles(t, path, files)
 }
 
 func TestTooLittleSpaceForACopy(t *testing.T) {

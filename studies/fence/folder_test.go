@@ -55,7 +55,7 @@ func TestAFolderOpensOnlyFiles(t *testing.T) {
 	}
 }
 
-// failsSoon checks that a call fails within 10 s.
+// failsSoon checks that a call fails, and does not hang.
 func failsSoon(t *testing.T, what string, fails func() bool) {
 	t.Helper()
 	done := make(chan bool, 1)
@@ -65,7 +65,7 @@ func failsSoon(t *testing.T, what string, fails func() bool) {
 		if !failed {
 			t.Errorf("%s succeeds, want an error", what)
 		}
-	case <-time.After(10 * time.Second):
-		t.Fatalf("%s does not return within 10 s", what)
+	case <-time.After(45 * time.Second):
+		t.Fatalf("%s does not return within 45 s", what)
 	}
 }

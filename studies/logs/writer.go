@@ -55,14 +55,19 @@ type Writer struct {
 func Create(dir string, trial int) *Writer { return create(dir, trial, ordinary) }
 
 func create(dir string, trial int, l limits) *Writer {
-	w := &Writer{
+	w := newWriter(dir, trial, l)
+	w.signal() // creates the file before the server's first line
+	go w.run()
+	return w
+}
+
+// newWriter returns a Writer whose goroutine does not run yet.
+func newWriter(dir string, trial int, l limits) *Writer {
+	return &Writer{
 		trial: trial, limits: l, room: make(chan struct{}),
 		wake: make(chan struct{}, 1), closing: make(chan struct{}), gone: make(chan struct{}),
 		disk: disk{limits: l, dir: dir, trial: trial},
 	}
-	w.signal() // creates the file before the server's first line
-	go w.run()
-	return w
 }
 
 // Write adds bytes to the log. Its only error is os.ErrClosed. While 1 MiB waits for the disk, Write waits too, for at

@@ -151,10 +151,9 @@ func TestLoadEndsWithItsContext(t *testing.T) {
 	died := errors.New("the server died")
 	ctx, cancel := context.WithCancelCause(t.Context())
 	time.AfterFunc(300*time.Millisecond, func() { cancel(died) })
-	start := time.Now()
 	_, err := fakeLoad(t, "hang").Run(ctx, textPlan(t).Schedule(), nil)
-	if !errors.Is(err, died) || time.Since(start) > 10*time.Second {
-		t.Errorf("after %s: %v, want the cause at once", time.Since(start), err)
+	if !errors.Is(err, died) { // without the end of the context, the program would hang for longer than the test may take
+		t.Errorf("Run = %v, want the cause", err)
 	}
 }
 

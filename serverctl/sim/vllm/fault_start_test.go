@@ -1,6 +1,7 @@
 package vllm
 
 import (
+	"fmt"
 	"net/url"
 	"strconv"
 	"strings"
@@ -82,40 +83,54 @@ func TestAPortThatIsTakenIsRefusedBeforeTheLoad(t *testing.T) {
 func TestServersThatTakeTheirTime(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
-		name, flags string
+		name, flags string // %s in the flags is the time for which the server waits
 		at          string // the last log line before the server waits
 		binds       bool   // the port is bound while the server waits
-		ready       bool   // the server becomes ready in the end
 	}{
-		{"a slow load", "--sim-fault slow-start:for=600ms", "Starting to load model", true, true},
-		{"a load that never ends", "--sim-fault never-ready", "Starting to load model", true, false},
-		{"a load that ends late", "--sim-fault never-ready:for=600ms --sim-engine-process", "Starting to load model", true, true},
-		{"a port that is bound late", "--sim-fault bind-late:for=600ms", "Starting vLLM API server 0 on", false, true},
+		{"a slow load", "--sim-fault slow-start:for=%s", "Starting to load model", true},
+		{"a load that ends late", "--sim-fault never-ready:for=%s --sim-engine-process", "Starting to load model", true},
+		{"a port that is bound late", "--sim-fault bind-late:for=%s", "Starting vLLM API server 0 on", false},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			begin := time.Now()
-			s := startSim(t, strings.Fields(row.flags)...)
-			await(t, "the server waits", func() bool { return strings.Contains(s.log(), row.at) })
-			// If this test runs slowly, the server may be ready after 500 ms.
-			early := func() bool { return !row.ready || time.Since(begin) < 500*time.Millisecond }
-			if s.health() != 0 && early() {
-				t.Error("the server answers before it is ready")
-			}
-			if taken := isBound(t, s.url); taken != row.binds && early() {
-				t.Errorf("the port is bound: %v, want %v", taken, row.binds)
-			}
-			if row.ready {
-				await(t, "the server is ready", func() bool { return s.health() == 200 })
-				if took := time.Since(begin); took < 600*time.Millisecond {
-					t.Errorf("the server is ready after %v, want at least 600ms", took)
+			inTime(t, 600*time.Millisecond, func(d time.Duration) bool {
+				begin := time.Now()
+				s := startSim(t, strings.Fields(fmt.Sprintf(row.flags, d))...)
+				await(t, "the server waits", func() bool { return strings.Contains(s.log(), row.at) })
+				health, bound := s.health(), isBound(t, s.url)
+				looked := time.Since(begin) < d // the server began to wait after begin
+				if looked && health != 0 {
+					t.Error("the server answers before it is ready")
 				}
-			}
-			s.signal(syscall.SIGTERM)
-			if code := s.end().ExitCode(); code != 0 {
-				t.Errorf("exit code %d after SIGTERM, want 0", code)
-			}
+				if looked && bound != row.binds {
+					t.Errorf("the port is bound: %v, want %v", bound, row.binds)
+				}
+				await(t, "the server is ready", func() bool { return s.health() == 200 })
+				if took := time.Since(begin); took < d {
+					t.Errorf("the server is ready after %v, want at least %v", took, d)
+				}
+				endAtSIGTERM(t, s)
+				return looked
+			})
 		})
+	}
+	t.Run("a load that never ends", func(t *testing.T) {
+		t.Parallel()
+		s := startSim(t, "--sim-fault", "never-ready")
+		await(t, "the server waits", func() bool { return strings.Contains(s.log(), "Starting to load model") })
+		readySim(t).meanwhile(t)
+		if s.health() != 0 || !isBound(t, s.url) {
+			t.Error("the server answers, or its port is not bound")
+		}
+		endAtSIGTERM(t, s)
+	})
+}
+
+func endAtSIGTERM(t *testing.T, s *simProcess) {
+	t.Helper()
+	s.signal(syscall.SIGTERM)
+	if code := s.end().ExitCode(); code != 0 {
+		t.Errorf("exit code %d after SIGTERM, want 0", code)
 	}
 }
 

@@ -51,9 +51,10 @@ func TestAServerThatWaitsForItsClients(t *testing.T) {
 			s.signal(syscall.SIGTERM)
 			await(t, "the server waits for connections", func() bool { return strings.Contains(s.log(), "Waiting for connections to close.") })
 			await(t, "the port is closed", func() bool { return s.health() == 0 })
+			healthy := readySim(t)
 			await(t, "no more tokens come", func() bool {
 				before := stream.text()
-				time.Sleep(300 * time.Millisecond) // enough: without the fault the server would have ended
+				healthy.meanwhile(t) // enough: without the fault the server would have ended
 				return stream.text() == before
 			})
 			select {
