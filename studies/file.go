@@ -59,5 +59,5 @@ func readFile(path string) (study Study, err error) {
 			return err
 		}, load)
 	})
-	return study, explainFile(path, err)
+	return study, explainFile(err, path)
 }

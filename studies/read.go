@@ -111,7 +111,7 @@ const (
 
 // read reads a snapshot with the function from. If the snapshot has an older schema, it reads a converted copy.
 func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
-	defer func() { err = explainFile(n.of().path(dir), err) }()
+	defer func() { err = explainFile(err, n.of().path(dir), n.path(dir)) }()
 	if err := n.check(dir); err != nil {
 		return Study{}, err
 	}

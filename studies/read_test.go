@@ -3,6 +3,8 @@ package studies
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,6 +13,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/mattn/go-sqlite3"
 
 	"vllmtuner/studies/fence"
 )
@@ -200,5 +204,20 @@ func TestSeveralWritersOfOneStore(t *testing.T) {
 	try(t, err)
 	if len(study.Trials) != 6 {
 		t.Errorf("the study has %d trials, want 6", len(study.Trials))
+	}
+}
+
+// The owner may remove an old snapshot between a reader's check and SQLite's attempt to open it. The reader then tries the
+// next one, instead of calling the file damaged.
+func TestASnapshotRemovedWhileItIsOpenedIsNotDamaged(t *testing.T) {
+	base, delta := filepath.Join(t.TempDir(), "base"), filepath.Join(t.TempDir(), "delta")
+	try(t, os.WriteFile(base, nil, 0o600))
+	refused := fmt.Errorf("attach the delta to its base: %w", sqlite3.Error{Code: sqlite3.ErrCantOpen})
+	if err := explainFile(refused, base, delta); isDamage(err) || !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("without the delta: %v, want that the file does not exist", err)
+	}
+	try(t, os.WriteFile(delta, nil, 0o600))
+	if err := explainFile(refused, base, delta); !isDamage(err) {
+		t.Errorf("with both files: %v, want that they are damaged", err)
 	}
 }

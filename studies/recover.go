@@ -26,7 +26,7 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 		return 0, err
 	}
 	s.commits, err = checkDatabase(s.db)
-	err = explainFile(s.path, err)
+	err = explainFile(err, s.path)
 	if hot := checkRolledBack(s.path); err == nil {
 		err = hot
 	} else if hot != nil { // the transaction that was not rolled back may be the only damage

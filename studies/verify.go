@@ -1,7 +1,6 @@
 package studies
 
 import (
-	"cmp"
 	"database/sql"
 	"errors"
 	"os"
@@ -68,15 +67,21 @@ func explainSQLite(err error) error {
 	return err
 }
 
-// explainFile does what explainSQLite does. It also explains the error for a file that SQLite cannot open.
-func explainFile(path string, err error) error {
+// explainFile does what explainSQLite does. It also explains the error where SQLite cannot open one of the files. A file
+// that is missing may have been removed after the reader saw it, so it is not damaged.
+func explainFile(err error, paths ...string) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok || of.Code != sqlite3.ErrCantOpen {
 		return explainSQLite(err)
 	}
-	f, opened := os.Open(path)
-	if opened != nil {
-		return opened
+	for _, path := range paths {
+		f, opened := os.Open(path)
+		if opened != nil {
+			return opened
+		}
+		if closed := f.Close(); closed != nil {
+			return closed
+		}
 	}
-	return cmp.Or(f.Close(), damagedf("it is not a study's database"))
+	return damagedf("it is not a study's database")
 }
