@@ -35,6 +35,8 @@ const (
 	// In an emptied cache, a probe's requests find only what they share with one another. If the hit rate (0 to 1) is
 	// higher than that by more than foreignReuse, other clients have sent the same prompts.
 	foreignReuse = 0.05
+	// A hit rate (0 to 1) further below the prediction for an empty cache than this shows that the predictions do not hold.
+	belowEmpty = 0.03
 	// repeatedDraws is added to the draw of a probe that is repeated. The repetition must send other requests, because
 	// the cache holds the requests of the first attempt.
 	repeatedDraws = 1 << 20
@@ -107,6 +109,8 @@ func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown 
 	case c.recall == nil:
 		unknown = "the server does not report the size of its KV cache"
 	case p.Preemptions > 0 || p.Measurement.Failed > 0 || p.Stopped && c.protocol == Reset:
+	case c.protocol != Reset && c.crowded(p.HitRate):
+		unknown = "requests in flight hold so much of the KV cache that little is left for prefixes"
 	default:
 		c.wrong = c.compare(p.HitRate)
 	}
@@ -115,6 +119,13 @@ func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown 
 	}
 	c.unknown = true
 	return unknown
+}
+
+// crowded reports whether the hit rate is below what even an empty cache would reach. The predictions leave out that
+// requests in flight hold a part of the cache, so they do not hold here.
+func (c *prefixCache) crowded(hitRate float64) bool {
+	_, empty := c.recall.rates()
+	return hitRate < empty-belowEmpty
 }
 
 // compare returns what is wrong with the cache according to a hit rate, or "" if nothing is.

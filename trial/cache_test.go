@@ -11,6 +11,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/serverctl"
 )
 
 // longSource is a workload with more requests than one probe sends. Its prompts fit into the cache of 20,000 tokens
@@ -94,6 +95,23 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 				t.Errorf("the result says %q, want %q", notes, row.noted)
 			}
 		})
+	}
+}
+
+// Where requests in flight fill the KV cache, its hit rate is below the prediction for an empty cache. That is no loss of
+// its content, and a repetition would find the same.
+func TestACrowdedCacheIsNotLost(t *testing.T) {
+	for _, row := range []struct {
+		hitRate float64
+		wrong   bool
+		unknown string
+	}{{0.48, false, ""}, {0.41, true, ""}, {0.25, false, "requests in flight"}} {
+		c := newPrefixCache(Steady, 1000)
+		c.recall.asked, c.recall.carried, c.recall.empty = 1000, 500, 400
+		unknown := c.judge(Probe{HitRate: row.hitRate}, serverctl.Counters{}, serverctl.Counters{})
+		if (c.wrong != "") != row.wrong || (unknown == "") != (row.unknown == "") || !strings.Contains(unknown, row.unknown) {
+			t.Errorf("a hit rate of %g: wrong %q, unknown %q; want wrong %v, unknown %q", row.hitRate, c.wrong, unknown, row.wrong, row.unknown)
+		}
 	}
 }
 

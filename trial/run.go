@@ -61,10 +61,10 @@ type Task struct {
 	// the server has no capacity, the search finds the point's own capacity.
 	Best   func() Rival
 	Budget time.Duration // GPU time of the trial; no probe except the first begins if it would exceed this; 0 means no limit
-	// Confirm asks for the capacity alone, with longer probes, in small steps from the Hint.
-	Confirm bool
-	Draw    int     // number of the first probe's draw; an independent measurement needs draws that no other trial uses
-	Done    []Probe // probes from before an interruption; they are not repeated
+	// Confirm asks for longer probes, in small steps from the Hint. With Roughly too, only their lead-in is longer.
+	Confirm, Roughly bool
+	Draw             int     // number of the first probe's draw; an independent measurement needs draws that no other trial uses
+	Done             []Probe // probes from before an interruption; they are not repeated
 	// Attempt is the number of the server that is started for this trial, from 0. A later attempt repeats the probes
 	// that a late load generator decided in earlier attempts.
 	Attempt int

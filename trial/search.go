@@ -75,7 +75,7 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	if t.task.Hint != nil {
 		search.Hint = cmp.Or(t.task.Hint(), t.firstRate)
 	}
-	if t.task.Confirm {
+	if t.task.Confirm && !t.task.Roughly {
 		search.Factor, search.Tolerance = confirmStep, confirmStep-1
 	}
 	if t.task.Best != nil {
@@ -177,8 +177,12 @@ func (t *searchRun) cost(rate float64) time.Duration {
 
 // lengths returns the lengths of the task's probes.
 func (t *searchRun) lengths() Lengths {
+	lengths := t.runner.Lengths
 	if t.task.Confirm {
-		return t.runner.Confirm
+		lengths.LeadIn = t.runner.Confirm.LeadIn
+		if !t.task.Roughly {
+			lengths = t.runner.Confirm
+		}
 	}
-	return t.runner.Lengths
+	return lengths
 }

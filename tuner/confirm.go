@@ -6,6 +6,7 @@ import (
 	"github.com/samber/lo"
 
 	"vllmtuner/studies"
+	"vllmtuner/trial"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
 )
@@ -61,6 +62,41 @@ func (s *Study) finalists(study studies.Study) (points []space.Point) {
 		points = append(points, space.Point{})
 	}
 	return points
+}
+
+// confirm sets how a point is confirmed. The first finalist gets its own capacity. The others race against it, because
+// nobody needs the exact capacity of a loser. So does the default, if it may be as good; otherwise its capacity is only
+// wanted for the gain, and may be rough.
+func (s *Study) confirm(task *trial.Task, t *studies.Trial, now studies.Study) {
+	task.Confirm, task.Draw = true, firstConfirmingDraw
+	rate := rateOf(now, t.Point)
+	task.Hint = func() float64 { return rate }
+	best, found := confirmedBest(now, t.Version)
+	switch {
+	case !found || s.Budget.MinGain <= 0:
+	case len(t.Point) == 0 && rate < noRival*rateOf(now, best.Point):
+		task.Roughly = true
+	default:
+		task.Best = func() trial.Rival {
+			best, _ := confirmedBest(now, t.Version)
+			return trial.Rival{Capacity: best.Result.Capacity, Probes: best.Probes}
+		}
+	}
+}
+
+// noRival is the part of the best capacity below which the search shows that a server is worse. Two capacities of one
+// search differ by 8 % when their servers are equal (standard deviation, simulated H200).
+const noRival = 0.85
+
+// confirmedBest returns the best confirmed trial on servers of a version.
+func confirmedBest(now studies.Study, version string) (best studies.Trial, found bool) {
+	for _, t := range now.Trials {
+		better := !found || t.Result.Capacity.Carried() > best.Result.Capacity.Carried()
+		if t.Origin == studies.Confirmed && t.State == studies.Done && t.Met() && better && (version == "" || t.Version == version) {
+			best, found = t, true
+		}
+	}
+	return best, found
 }
 
 // isConfirmed reports whether a confirming trial of the point was begun.

@@ -216,3 +216,41 @@ func TestAHopelessStudyEndsEarly(t *testing.T) {
 		}
 	}
 }
+
+// Finalists race against the best confirmed point. The default does so only if the search leaves open whether it is as
+// good; otherwise its capacity need not be exact.
+func TestFinalistsAreConfirmedAsFarAsNeeded(t *testing.T) {
+	best := space.Point{"max-num-seqs": "64"}
+	at := func(origin studies.Origin, point space.Point, rate float64) studies.Trial {
+		c := capacity.Capacity{Rate: rate, Low: rate, High: rate, Bound: capacity.Exact}
+		return studies.Trial{Origin: origin, Point: point, State: studies.Done, Result: trial.Result{Outcome: trial.Measured, Capacity: c}}
+	}
+	for _, row := range []struct {
+		name           string
+		point          space.Point
+		rate           float64 // of the point, in the search
+		confirmed      bool    // whether the best point is confirmed
+		races, roughly bool
+	}{
+		{"the first finalist", best, 2, false, false, false},
+		{"another finalist", space.Point{"max-num-seqs": "128"}, 1.5, true, true, false},
+		{"a default that is far worse", nil, 1.2, true, false, true},
+		{"a default that may be as good", nil, 1.9, true, true, false},
+	} {
+		now := studies.Study{Trials: []studies.Trial{at(studies.Default, nil, row.rate), at(studies.Sampled, best, 2), at(studies.Sampled, row.point, row.rate)}}
+		if row.confirmed {
+			now.Trials = append(now.Trials, at(studies.Confirmed, best, 1.95))
+		}
+		s, task := &Study{Budget: Budget{MinGain: 0.01}}, trial.Task{}
+		s.confirm(&task, &studies.Trial{Origin: studies.Confirmed, Point: row.point}, now)
+		if !task.Confirm || task.Draw != firstConfirmingDraw || (task.Best != nil) != row.races || task.Roughly != row.roughly {
+			t.Errorf("%s: %+v, want races %v, roughly %v", row.name, task, row.races, row.roughly)
+		}
+		if task.Hint() != row.rate {
+			t.Errorf("%s: begins at %g req/s, want %g", row.name, task.Hint(), row.rate)
+		}
+		if row.races && task.Best().Capacity.Rate != 1.95 {
+			t.Errorf("%s: races against %g req/s, want 1.95", row.name, task.Best().Capacity.Rate)
+		}
+	}
+}

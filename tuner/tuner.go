@@ -175,12 +175,16 @@ func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 	return best, found
 }
 
-// Compared returns the numbers of the trials whose probes a study needs: the trial that a challenger has to beat.
-func Compared(study studies.Study) []int {
+// Compared returns the numbers of the trials whose probes a study needs: those that a challenger or a finalist has to
+// beat.
+func Compared(study studies.Study) (numbers []int) {
 	if best, found := Incumbent(study); found {
-		return []int{best.Number}
+		numbers = append(numbers, best.Number)
 	}
-	return nil
+	if best, found := confirmedBest(study.Present(), ""); found {
+		numbers = append(numbers, best.Number)
+	}
+	return numbers
 }
 
 // toBeat returns the best capacity so far on servers of a version, or none.
@@ -389,8 +393,7 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 	}
 	switch {
 	case t.Origin == studies.Confirmed:
-		task.Confirm, task.Draw = true, firstConfirmingDraw
-		task.Hint = func() float64 { return rateOf(study.Present(), t.Point) }
+		s.confirm(&task, t, study.Present())
 	case s.Budget.MinGain > 0:
 		task.MaxFails = maxFails
 		task.Best = func() trial.Rival { return toBeat(study, t.Version) }

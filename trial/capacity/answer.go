@@ -93,8 +93,9 @@ func highestPass(steps []Step, limit float64) (rate float64) {
 func (l *searchState) addInterval(c *Capacity) {
 	e, ok := l.estimate()
 	if l.Race.on() && !(c.Bound == AtLeast && c.Low >= l.Max) { // no rate above Max is offered, so a pass there is a bound
-		if rate, stdErr, tells := l.againstBest(); tells && c.Limited == "" {
+		if rate, stdErr, ratioErr, tells := l.againstBest(); tells && c.Limited == "" {
 			c.raced(rate, stdErr, &e)
+			c.RatioErr = ratioErr
 		}
 		return
 	}

@@ -72,6 +72,10 @@ type Capacity struct {
 	Highest float64 `json:"highest,omitempty"`
 	StdErr  float64 `json:"std_err,omitempty"` // standard error of ln Rate; 0 if there is no interval
 
+	// RatioErr is the standard error of ln of its ratio to the capacity that it raced against, and to the capacities before
+	// that one. All capacities of a study share the other errors. It is 0 if there was no race.
+	RatioErr float64 `json:"ratio_err,omitempty"`
+
 	// Pieces say how much each block of requests moved the estimate. Compare needs them if two capacities were measured
 	// with the same requests.
 	Pieces []Piece `json:"pieces,omitempty"`

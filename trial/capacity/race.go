@@ -5,8 +5,6 @@ import (
 	"math"
 	"slices"
 
-	"gonum.org/v1/gonum/stat"
-
 	"vllmtuner/render"
 )
 
@@ -81,41 +79,47 @@ func (l *searchState) gain() (gain, stdErr float64, ok bool) {
 	best := l.Race.Best
 	if l.low != nil && l.high != nil && l.high.Rate > l.low.Rate { // a bracket is surer than a regression over few requests
 		middle := math.Log(l.low.Rate*l.high.Rate) / 2
-		stdErr = math.Sqrt(bracketVariance(l.low.Rate, l.high.Rate, l.Race.queueSlope()) + best.StdErr*best.StdErr)
+		stdErr = math.Sqrt(l.bracketVariance(l.low.Rate, l.high.Rate) + best.StdErr*best.StdErr)
 		return believed(middle-math.Log(best.Carried()), stdErr), stdErr, true
 	}
 	e, ok := l.estimate()
-	if !ok {
+	if !ok || !l.isNear(e.logRate) {
 		return 0, 0, false
 	}
 	stdErr = max(minRaceStdErr, e.stdErr)
 	return believed(e.logRate-math.Log(best.Carried()), stdErr), stdErr, true
 }
 
+// isNear reports whether a step was near a rate. An estimate far from all steps is an extrapolation.
+func (l *searchState) isNear(logRate float64) bool {
+	return slices.ContainsFunc(l.steps, func(s Step) bool { return math.Abs(math.Log(s.Rate)-logRate) <= math.Log(maxDescent) })
+}
+
 // pairedGain compares two servers by their headroom under the same draws, and by their brackets. One probe of each tells
 // their ratio to within 4 % (standard deviation, simulated H200), where single capacities differ by 8 % from draw to draw.
 func (l *searchState) pairedGain() (gain, stdErr float64, ok bool) {
-	best, slope := l.Race.Best, l.Race.queueSlope()
+	best := l.Race.Best
 	sum, weights := 0.0, 0.0
 	tell := func(gain, variance float64) {
 		sum += gain / variance
 		weights += 1 / variance
 	}
 	for _, mine := range l.steps {
-		i := slices.IndexFunc(l.Race.Steps, func(theirs Step) bool {
-			near := math.Abs(math.Log(theirs.Rate/best.Carried())) <= nearBest
-			return near && mine.tells(slope) && theirs.tells(slope) && mine.Evidence.Draw == theirs.Evidence.Draw
-		})
-		if i < 0 {
+		a, aErr, ok := mine.boundary(l.limits)
+		if !ok {
 			continue
 		}
-		a, aErr := mine.boundary(slope)
-		b, bErr := l.Race.Steps[i].boundary(slope)
-		tell(a-b, aErr*aErr+bErr*bErr)
+		for _, theirs := range l.Race.Steps {
+			near := math.Abs(math.Log(theirs.Rate/best.Carried())) <= nearBest
+			if b, bErr, ok := theirs.boundary(l.limits); ok && near && mine.Evidence.Draw == theirs.Evidence.Draw {
+				tell(a-b, aErr*aErr+bErr*bErr)
+				break
+			}
+		}
 	}
 	if weights > 0 && l.low != nil && l.high != nil && best.Low > 0 && best.High > best.Low && l.high.Rate > l.low.Rate {
-		mine, theirs := bracketVariance(l.low.Rate, l.high.Rate, slope), bracketVariance(best.Low, best.High, slope)
-		tell((math.Log(l.low.Rate*l.high.Rate)-math.Log(best.Low*best.High))/2, mine+theirs)
+		tell((math.Log(l.low.Rate*l.high.Rate)-math.Log(best.Low*best.High))/2,
+			l.bracketVariance(l.low.Rate, l.high.Rate)+l.bracketVariance(best.Low, best.High))
 	}
 	if weights == 0 {
 		return 0, 0, false
@@ -125,78 +129,40 @@ func (l *searchState) pairedGain() (gain, stdErr float64, ok bool) {
 
 // bracketVariance is the variance of ln capacity between a rate that passed and a rate that failed: any place between them
 // is as likely as any other, and another draw would move both.
-func bracketVariance(low, high, slope float64) float64 {
-	width, draw := math.Log(high/low), max(drawErr, slope*queueNoise)
+func (l *searchState) bracketVariance(low, high float64) float64 {
+	width, draw := math.Log(high/low), drawErr
+	for i, limit := range l.limits {
+		if l.high.Evidence != nil && i < len(l.high.Evidence.Limits) && l.high.Evidence.Limits[i].Name == l.high.Binding {
+			draw = max(drawErr, limit.noise/limit.fall)
+		}
+	}
 	return width*width/12 + draw*draw
 }
 
-// tells reports whether the headroom of a step shows how far the boundary is.
-func (s Step) tells(slope float64) bool {
-	if !s.byRequests() || s.Seen < minSeen || s.Limited != "" {
-		return false
-	}
-	_, stdErr := s.boundary(slope)
-	return stdErr < maxBoundaryErr
-}
-
 // boundary returns ln of the rate at which the step's draw would just keep all limits, by the headroom of each limit, and
-// its standard error in a comparison with another server. slope is that of queues. The limit with the least headroom need
-// not be the one that breaks first: a queue may be short until just below the boundary.
-func (s Step) boundary(slope float64) (logRate, stdErr float64) {
+// its standard error in a comparison with another server. The limit with the least headroom need not be the one that
+// breaks first: a queue may be short until just below the boundary. ok is false if the step does not tell.
+func (s Step) boundary(limits []response) (logRate, stdErr float64, ok bool) {
+	if !s.byRequests() || s.Seen < minSeen || s.Limited != "" {
+		return 0, 0, false
+	}
 	logRate = math.Inf(1)
-	for _, limit := range s.Evidence.Limits {
-		at, off := math.Log(s.Rate)+perTokenSlope*limit.Headroom, math.Hypot(perTokenNoise, perTokenSlopeErr*limit.Headroom)
-		if limit.Queue {
-			at, off = math.Log(s.Rate)+slope*limit.Headroom, slope*math.Hypot(queueNoise, queueSlopeErr*limit.Headroom)
-			if limit.Headroom < 0 { // the queue may be one that grows
-				off = max(off, -grownQueueErr*limit.Headroom)
-			}
+	for i, limit := range s.Evidence.Limits {
+		if i >= len(limits) {
+			return 0, 0, false
+		}
+		at, off, tells := limits[i].boundary(s, limit)
+		if !tells {
+			return 0, 0, false
 		}
 		if at < logRate {
 			logRate, stdErr = at, off
 		}
 	}
-	return logRate, stdErr
-}
-
-// queueSlope returns the change of ln rate that changes the headroom of a time to first token by one. A queue that forms
-// at the boundary makes it small; where the share of slow requests is nearly flat in the rate it is large. The steps of
-// the best server tell, together with what is usual.
-func (r Race) queueSlope() float64 {
-	var x, y []float64
-	for _, step := range r.Steps {
-		if step.Evidence == nil || step.Limited != "" {
-			continue
-		}
-		for _, limit := range step.Evidence.Limits {
-			if limit.Queue {
-				x, y = append(x, math.Log(step.Rate)), append(y, max(-maxQueueHeadroom, min(maxQueueHeadroom, limit.Headroom)))
-			}
-		}
-	}
-	fall := usualFall
-	if len(x) > 1 {
-		covariance := stat.Covariance(x, y, nil)
-		n, noise := float64(len(x)-1), fallNoise*fallNoise
-		known := n * stat.Variance(x, nil) / noise
-		fall = (usualFall/(usualFallErr*usualFallErr) - n*covariance/noise) / (1/(usualFallErr*usualFallErr) + known)
-	}
-	return 1 / max(minFall, fall)
+	return logRate, stdErr, stdErr < maxBoundaryErr
 }
 
 const (
-	// A time per token grows about as the batch does: perTokenSlope is the change of ln rate that changes its headroom by
-	// one, with its standard deviation between servers. perTokenNoise is the noise of one probe in a comparison (simulated
-	// H200).
-	perTokenSlope, perTokenSlopeErr, perTokenNoise = 1.0, 0.3, 0.025
-	// The headroom of a time to first token falls by usualFall where the rate grows by a factor of e. One probe's differs by
-	// queueNoise from another server's that is as good, and by fallNoise from the line through several draws.
-	usualFall, usualFallErr, minFall     = 10.0, 8.0, 0.7
-	queueNoise, queueSlopeErr, fallNoise = 0.25, 0.5, 0.4
-	// Beyond maxQueueHeadroom a headroom only says that the rate is far away.
-	maxQueueHeadroom = 2
-	// A queue that has broken the limit may be one that grows, and then its headroom tells little of the rate.
-	grownQueueErr = 0.4
 	// nearBest is how far, in ln rate, a probe of the best server may be from its capacity to be compared.
 	nearBest = 0.25
 	// minSeen is the part of a window that must have been seen for its headroom to count. Of a window that ended early
@@ -230,7 +196,7 @@ func (l *searchState) nextOfRace() (rate float64, why string, lost bool) {
 		rate, why = l.nextBlind()
 		return rate, why, false
 	}
-	if expectedGain(gain, stdErr) < l.Race.MinGain || gain <= 0 && len(l.steps) >= enoughForLoser {
+	if l.high != nil && (expectedGain(gain, stdErr) < l.Race.MinGain || gain <= 0 && len(l.steps) >= enoughForLoser) {
 		return 0, fmt.Sprintf("lost the race: it carries %s of what the best carries, ±%.0f %%", render.Share(math.Exp(gain)), 100*halfWidth(stdErr)), true
 	}
 	enough := stdErr <= raceStdErr || len(l.steps) >= enoughForWinner
@@ -283,9 +249,10 @@ func (l *searchState) downward(rate float64) (float64, string) {
 	return l.round(rate), ""
 }
 
-// againstBest returns the rate of a server that raced, and the standard error of its ln: the best capacity times the gain.
-// All capacities of a study then have the error of the first one in common, and their ratios do not.
-func (l *searchState) againstBest() (rate, stdErr float64, ok bool) {
+// againstBest returns the rate of a server that raced: the best capacity times the gain. stdErr is the standard error of
+// its ln, and ratioErr the part of it that the capacities of the study do not share.
+func (l *searchState) againstBest() (rate, stdErr, ratioErr float64, ok bool) {
+	best := l.Race.Best
 	gain, of, ok := l.gain()
-	return l.Race.Best.Carried() * math.Exp(gain), math.Hypot(of, l.Race.Best.StdErr), ok
+	return best.Carried() * math.Exp(gain), math.Hypot(of, best.StdErr), math.Hypot(of, best.RatioErr), ok
 }

@@ -1,6 +1,7 @@
 package capacity
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"math/rand/v2"
@@ -9,9 +10,9 @@ import (
 	"testing"
 )
 
-// A twin is a server that has the same noise in each draw as all others like it. Its headroom falls as its batch grows: by one
-// where the rate grows by a factor of e.
+// A twin is a server that has the same noise in each draw as all others like it. Its headroom falls as its batch grows.
 type twin struct {
+	fall     float64 // of the headroom where the rate grows by a factor of e; 0 means 1
 	capacity float64 // requests per second
 	noise    float64 // of its own, beside the noise of the draw
 	rng      *rand.Rand
@@ -25,7 +26,8 @@ func hardness(draw int) float64 { return 0.1 * math.Sin(float64(7*draw+3)) }
 func (s *twin) probe(_ context.Context, rate float64) (Outcome, error) {
 	draw := len(s.probed)
 	s.probed = append(s.probed, rate)
-	h := math.Log(s.capacity/rate) + hardness(draw) + s.noise*s.rng.NormFloat64()
+	fall := cmp.Or(s.fall, 1)
+	h := fall*(math.Log(s.capacity/rate)+hardness(draw)) + s.noise*s.rng.NormFloat64()
 	each := strings.Repeat(string(kept), 300)
 	return Outcome{
 		Pass: h >= 0, Headroom: max(-3, min(3, h)), Binding: s.binding, InFlight: 20 * rate, Seen: 1,
@@ -176,26 +178,5 @@ func TestARaceEndsAndResumesForAnyAnswers(t *testing.T) {
 		if err != nil || !reflect.DeepEqual(again, whole) {
 			t.Fatalf("seed %d: resumed after %d steps: %+v, %v; want %+v", seed, had, again, err, whole)
 		}
-	}
-}
-
-func TestAQueueHasItsOwnSlope(t *testing.T) {
-	for _, row := range []struct {
-		limits []LimitEvidence
-		want   float64 // ln rate of the boundary
-	}{
-		{[]LimitEvidence{{Headroom: 0.5}}, perTokenSlope * 0.5},
-		{[]LimitEvidence{{Headroom: 0.5, Queue: true}}, 0.25 * 0.5},
-		{[]LimitEvidence{{Headroom: 0.1}, {Headroom: 0.5, Queue: true}}, perTokenSlope * 0.1},
-	} {
-		step := Step{Rate: 1, Outcome: Outcome{Evidence: &Evidence{Limits: row.limits}}}
-		if at, _ := step.boundary(0.25); math.Abs(at-row.want) > 1e-9 {
-			t.Errorf("%+v: the boundary is at %g, want %g", row.limits, at, row.want)
-		}
-	}
-	queue := Step{Rate: 1, Outcome: Outcome{Evidence: &Evidence{Limits: []LimitEvidence{{Headroom: 1, Queue: true}}}}}
-	tokens := Step{Rate: 2, Outcome: Outcome{Evidence: &Evidence{Limits: []LimitEvidence{{Headroom: 1}}}}}
-	if slope := (Race{Steps: []Step{queue, tokens}}).queueSlope(); slope != 1/usualFall {
-		t.Errorf("one step with a queue has the slope %g, want the usual %g", slope, 1/usualFall)
 	}
 }

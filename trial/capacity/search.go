@@ -49,7 +49,7 @@ type Forecast struct {
 
 // Find runs the search. If probe returns an error, Find returns it, with the capacity that is known so far.
 func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
-	l := searchState{Search: s, shapes: s.Race.shapes(s.Population)}
+	l := searchState{Search: s, shapes: s.Race.shapes(s.Population), limits: responses(s.Race.Steps)}
 	for _, step := range s.Known {
 		if s.Precision > 0 {
 			l.next() // repeats the forecast after the same step as before the interruption
@@ -76,10 +76,11 @@ type searchState struct {
 	steps     []Step
 	low, high *Step // the bracket, as the function bracket returns it
 	spent     time.Duration
-	narrowed  int       // number of steps when the bracket was first within the tolerance; 0 before
-	forecast  *Forecast // nil until there is a bracket; always nil without a Precision
-	shapes    []shape   // of the fits, by limit; empty in a search that is no race
-	planned   int       // number of steps when the forecast was made
+	narrowed  int        // number of steps when the bracket was first within the tolerance; 0 before
+	forecast  *Forecast  // nil until there is a bracket; always nil without a Precision
+	shapes    []shape    // of the fits, by limit; empty in a search that is no race
+	limits    []response // of the best server, by limit; empty in a search that is no race
+	planned   int        // number of steps when the forecast was made
 
 	known     bool // whether located and canLocate are up to date
 	located   estimate

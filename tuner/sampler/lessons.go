@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"time"
@@ -8,6 +9,7 @@ import (
 	"github.com/samber/lo"
 	"gonum.org/v1/gonum/stat"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -87,7 +89,7 @@ func valueOf(t *studies.Trial) (d datum, ok bool) {
 	c := t.Result.Capacity
 	rate := c.Rate
 	switch {
-	case t.Result.Outcome == trial.Dropped && c.Bound != capacity.Estimated:
+	case t.Result.Outcome == trial.Dropped && t.Result.Class != serverctl.DroppedByRace:
 		return datum{side: below, value: math.NaN(), err: unknownErr}, true // boundDropped finds the value
 	case c.Bound == capacity.AtMost:
 		d.side = below
@@ -101,8 +103,8 @@ func valueOf(t *studies.Trial) (d datum, ok bool) {
 		return d, false
 	}
 	d.value, d.err = math.Log(rate), unknownErr
-	if c.StdErr > 0 {
-		d.err = min(max(c.StdErr, 0.002), 2)
+	if stdErr := cmp.Or(c.RatioErr, c.StdErr); stdErr > 0 {
+		d.err = min(max(stdErr, 0.002), 2)
 	}
 	if t.Number < 0 {
 		d.err = max(priorErr, 2*d.err)
