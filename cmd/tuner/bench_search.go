@@ -95,7 +95,7 @@ func checkSearchFlags(c *cli.Context, b *loadtest.Bench, rates []float64) error 
 func checkFirstRun(b *loadtest.Bench) error {
 	needed, limit := b.SLO.MinRequests()
 	if n := b.Load.Open(b.Search.Min, 0).Requests(); n < needed {
-		return usage("--slo %s: a verdict takes %d requests, a run has only %d at low rates;\ntake --requests %d or a lower percentile", limit, needed, n, needed)
+		return usage("--slo: a verdict on %s takes %d requests, a run has only %d at low rates; take --requests %d or a lower percentile", limit, needed, n, needed)
 	}
 	if takes := b.Load.Planned(b.Search.Hint); takes > b.Search.Budget {
 		remedy := "fewer --requests"
@@ -103,7 +103,7 @@ func checkFirstRun(b *loadtest.Bench) error {
 			remedy = fmt.Sprintf("a lower percentile (a verdict on %s takes %d requests)", limit, needed)
 		}
 		return usage("--budget %s: a single run of %s at %g req/s takes %s; raise --budget, begin at a higher --rate, or take %s",
-			b.Search.Budget, render.Count(b.Runs[0].Requests(), "request"), b.Search.Hint, render.Span(takes), remedy)
+			render.Span(b.Search.Budget), render.Count(b.Runs[0].Requests(), "request"), b.Search.Hint, render.Span(takes), remedy)
 	}
 	return nil
 }

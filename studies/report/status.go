@@ -130,7 +130,7 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 		l.Line("%s", line)
 	}
 	if best.confirmed() {
-		l.Line("(vs best: confirmations against trial %d, all others against trial %d)", best.Trial.Number, best.Found.Number)
+		l.Paragraph(fmt.Sprintf("(vs best: confirmations against trial %d, all others against trial %d)", best.Trial.Number, best.Found.Number), " ")
 	}
 	if left := len(study.Trials) - len(shown); left > 0 {
 		l.Line("(%s more: --all)", render.Count(left, "trial"))

@@ -109,7 +109,7 @@ func (c comparison) conclusion() string {
 	case !winner.known:
 		return fmt.Sprintf("%s is above the baseline on this grid, but by how much is not known: the load generator was late.", name)
 	}
-	return fmt.Sprintf("%s is %s above the baseline on this grid; one draw does not prove it better.", name, strings.TrimPrefix(winner.versus(), "+"))
+	return fmt.Sprintf("%s is %s above the baseline on this grid; one draw does not prove it better.", name, render.Share(winner.gain))
 }
 
 // ranking orders the configs of a closed loop by requests per second. It compares them at the concurrency at which the

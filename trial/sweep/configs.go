@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/serverctl"
 	"vllmtuner/trial"
 	"vllmtuner/trial/loadtest"
@@ -46,14 +48,6 @@ func (all Configs) label(i int) string {
 	return all[i].Name
 }
 
-func (all Configs) labelWidth() int {
-	longest := len("config")
-	for i := range all {
-		longest = max(longest, len(all.label(i)))
-	}
-	return longest
-}
-
 func (c *Config) at(l trial.Level) (trial.Probe, bool) {
 	i := slices.IndexFunc(c.Probes, func(p trial.Probe) bool { return p.Level() == l })
 	if i < 0 {
@@ -68,12 +62,11 @@ func (c *Config) trouble() string {
 	if r.Outcome == trial.Measured || r.Class == "" && r.Outcome == "" {
 		return ""
 	}
-	class := serverctl.Words(r.Class, r.Cause)
 	what := "failed under load"
 	if r.Facts.StartUp == 0 {
 		what = "cannot start"
 	}
-	return strings.TrimSuffix(what+": "+strings.TrimPrefix(class+": "+r.Evidence, ": "), ": ")
+	return strings.Join(lo.Compact([]string{what, serverctl.Words(r.Class, r.Cause), r.Evidence}), ": ")
 }
 
 // found says in a few words what the highest load of a config is, or why its server failed.

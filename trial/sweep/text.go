@@ -57,10 +57,12 @@ func (s *Sweep) WritePlan(w io.Writer) error {
 	all := each * time.Duration(len(s.Configs))
 	switch {
 	case s.loads().closed():
-		fmt.Fprintf(&t, "\nplan: %s, a start of about %s each, then %s at each of %s;\nthe server decides how long these take\n",
-			render.Count(len(s.Configs), "config"), render.Span(s.StartUp), render.Count(s.Plan.Requests, "request"), render.Count(len(s.Plan.Levels), "concurrency"))
+		t.WriteString("\n")
+		t.Paragraph(fmt.Sprintf("plan: %s, a start of about %s each, then %s at each of %s; the server decides how long these take",
+			render.Count(len(s.Configs), "config"), render.Span(s.StartUp), render.Count(s.Plan.Requests, "request"), render.Count(len(s.Plan.Levels), "concurrency")), "  ")
 	default:
-		fmt.Fprintf(&t, "\nplan: %s, about %s each and %s in all\n", render.Count(len(s.Configs), "config"), render.Span(each), render.Span(all))
+		t.WriteString("\n")
+		t.Paragraph(fmt.Sprintf("plan: %s, about %s each and %s in all", render.Count(len(s.Configs), "config"), render.Span(each), render.Span(all)), "  ")
 	}
 	if s.Simulated != "" {
 		t.WriteString("simulated: all of it in seconds\n")
@@ -77,7 +79,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 	if s.Simulated == "" && s.simulated() {
 		by += " (simulated)"
 	}
-	t.Item("sweep", "%s: %s x %s x %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), s.loads().varied()), render.Count(s.Plan.Requests, "request"), by)
+	t.Item("sweep", "%s: %s × %s × %s, %s", s.Name, render.Count(len(s.Configs), "config"), render.Count(len(s.Plan.Levels), s.loads().varied()), render.Count(s.Plan.Requests, "request"), by)
 	if args := s.Args; len(args) > 0 {
 		t.Item("args", "%s for every config", strings.Join(args, " "))
 	}

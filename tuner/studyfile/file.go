@@ -193,6 +193,8 @@ func Template() string { return template }
 func Read(path string) (*File, error) {
 	text, err := foreign.Read(path, maxRead)
 	switch {
+	case errors.Is(err, fs.ErrNotExist) && path == "-":
+		return nil, fmt.Errorf("%w: a study file cannot be read from standard input; save it as a file", ErrUnreadable)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fmt.Errorf("%w: %w, or let `tuner init > %s` write one", ErrUnreadable, err, path)
 	case err != nil:
