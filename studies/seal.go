@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// inOldStudy does what inStudy does, for a migration. It does nothing if the database has no study, because the first
-// run was killed before it began one.
+// inOldStudy does what inStudy does, for a migration. It does nothing if the database has no study. This happens when
+// the first run was killed before it began one.
 func (t *transaction) inOldStudy(do func(*transaction) error) error {
 	if _, _, err := readHead(t.tx); errors.Is(err, sql.ErrNoRows) {
 		return nil

@@ -15,7 +15,7 @@ const (
 	// maxFailsAgain is the limit while every earlier trial has failed at every rate. The trial then probes the lowest of
 	// these rates.
 	maxFailsAgain = 1
-	// maxHopeless trials may fail at every rate, when they are the first ones, before the search ends.
+	// The search ends if the first maxHopeless measured trials have all failed at every rate.
 	maxHopeless = 6
 )
 

@@ -167,8 +167,8 @@ func (c comparedCase) isLate(f comparedField) bool {
 	return lowest <= f.apart() && f.apart() <= highest
 }
 
-// allowed returns the range in which the difference between the medians may lie: tuner bench's minus vllm bench
-// serve's.
+// allowed returns the range in which the difference between the medians may lie. The difference is the median of tuner
+// bench minus the median of vllm bench serve.
 func (c comparedCase) allowed(f comparedField) (lowest, highest float64) {
 	const intoTPOT = lateFirst / (shortAnswer - 1) // a first token that is stamped late shortens the time per token after it
 	next, waves := lateNext, float64(c.requests)/float64(c.streams)

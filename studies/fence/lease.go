@@ -111,7 +111,7 @@ func (l *Lease) lose(err error) error {
 // often as with DefaultTTL, because another tuner may use DefaultTTL.
 const heartbeatsPerTTL = 4
 
-// every repeats do at each interval, until the study is released or lost.
+// every calls the function do once per interval until the study is released or lost.
 func (l *Lease) every(interval time.Duration, do func()) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()

@@ -40,8 +40,8 @@ var unknownShape = shape{
 // simulated H200).
 var alike = [3]float64{0, 0.25, 0.15}
 
-// learned returns the shape of a fit, for servers that are like the one of the fit. The level a says nothing of another
-// server.
+// learned returns the shape of a fit, for servers that are like the one of the fit. The level of one server tells
+// nothing about the level of another, so at[0] is not taken over.
 func (f *fit) learned() shape {
 	s := shape{mean: f.at, spread: unknownShape.spread, kernels: []kernel{f.kernel}}
 	s.mean[0] = unknownShape.mean[0]

@@ -36,8 +36,8 @@ const (
 	lowestRate, highestRate = 0.02, 400
 )
 
-// An effort says how long a truth is measured. Every point has the same draws, so that points are compared by the same
-// requests.
+// An effort says how many requests are spent to measure the true capacity of a point. All points get the same draws, so
+// that they are compared on the same requests.
 type effort struct {
 	requests    int           // of one draw at one rate
 	leadIn      time.Duration // before them
