@@ -92,7 +92,7 @@ tuner 4 delete $DIR & C4=$!
 for c in $C1 $C2 $C3 $C4; do ends $c 180; done
 t="from $t to $(now)"; heal b
 for n in 1 2 3 4; do
-  grep -q "^tuner: /mnt/nfs.* does not answer within 1m30s" /tmp/tuner$n.err && [ "$(tail -n 1 /tmp/tuner$n.err)" = "exit code 3" ] ||
+  grep -q "^tuner: /mnt/nfs.* does not answer within 1 min 30 s" /tmp/tuner$n.err && [ "$(tail -n 1 /tmp/tuner$n.err)" = "exit code 3" ] ||
     fail "$NAME: command $n says $(cat /tmp/tuner$n.err)"
 done
 [ -d $DIR ] && [ ! -e /mnt/nfs/new ] && [ $bad = 0 ] && ok "$NAME: $t: $(grep ^tuner: /tmp/tuner1.err)"
