@@ -41,7 +41,7 @@ plain_hidden_journal() { # by the cache of node b there is no journal
   start a plain-write a STUDIES_TEST_COMMITS=3; ends $PID 30
   start b plain-write b STUDIES_TEST_COMMITS=1; ends $PID 30
   start a plain-write a2 STUDIES_TEST_COMMITS=1; ends $PID 30
-  start b plain-look look; ends $PID 30
+  start b plain-count count; ends $PID 30
   touch $HALT-a; start a plain-write a3 STUDIES_TEST_PAUSE=page:5:$HALT-a; A=$PID
   halted a3 a; killed $A
   lost b
