@@ -50,7 +50,8 @@ func (r *loader) loadWorld() error {
 }
 
 // oldCache returns the protocol in the world's text about the prefix cache, such as "protocol reset, prime rate 0 req/s".
-// "" means that there is no text. No other code reads that text: results have the protocol, except those of older tuners.
+// "" means that there is no text. No other code reads that text, because results have the protocol as a value. Only
+// results of older tuners lack it.
 func oldCache(text string) trial.Protocol {
 	protocol, _, _ := strings.Cut(strings.TrimPrefix(text, "protocol "), ",")
 	if protocol == "of the workload" { // Steady or Primed; neither empties the cache

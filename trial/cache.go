@@ -19,8 +19,8 @@ const (
 	Steady Protocol = "steady"
 	// Primed sends each request of a finite source once before the first probe. After that the cache is never emptied.
 	Primed Protocol = "primed"
-	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with the prompts of the
-	// window, so the window measures a cold cache. Only with Reset does a resumed study give the same result to the last digit.
+	// Reset empties the cache before each probe. The prompts of the lead-in share nothing with the prompts of the window,
+	// so the window measures a cold cache. Only with Reset does a resumed study give the same result to the last digit.
 	Reset Protocol = "reset"
 	// Carried begins with the cache that the warm-up left, and never empties it, as the manual sweeps did. It is for
 	// sweeps alone: the lower loads prime the cache for the higher ones.

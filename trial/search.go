@@ -177,12 +177,12 @@ func (t *searchRun) cost(rate float64) time.Duration {
 
 // lengths returns the lengths of the task's probes.
 func (t *searchRun) lengths() Lengths {
-	lengths := t.runner.Lengths
-	if t.task.Confirm {
+	switch lengths := t.runner.Lengths; {
+	case !t.task.Confirm:
+		return lengths
+	case t.task.Roughly:
 		lengths.LeadIn = t.runner.Confirm.LeadIn
-		if !t.task.Roughly {
-			lengths = t.runner.Confirm
-		}
+		return lengths
 	}
-	return lengths
+	return t.runner.Confirm
 }

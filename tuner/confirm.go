@@ -79,7 +79,7 @@ func (s *Study) confirm(task *trial.Task, t *studies.Trial, now studies.Study) {
 	default:
 		task.Best = func() trial.Rival {
 			best, _ := confirmedBest(now, t.Version)
-			return trial.Rival{Capacity: best.Result.Capacity, Probes: best.Probes}
+			return rivalOf(best)
 		}
 	}
 }

@@ -193,7 +193,11 @@ func toBeat(study studies.Study, version string) trial.Rival {
 	if !found || best.Version != version {
 		return trial.Rival{}
 	}
-	return trial.Rival{Capacity: best.Result.Capacity, Probes: best.Probes}
+	return rivalOf(best)
+}
+
+func rivalOf(t studies.Trial) trial.Rival {
+	return trial.Rival{Capacity: t.Result.Capacity, Probes: t.Probes}
 }
 
 // whyOver says why no further trial begins. The zero End means that the study continues.
@@ -406,8 +410,8 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 }
 
 // served stores the version of a trial's server. Measurements on two versions cannot be compared. So the version must
-// be the same as in earlier trials, and in earlier probes of the same trial, unless the user accepts a change. If the server
-// does not report a version, served does nothing.
+// be the same as in earlier trials, and in earlier probes of the same trial, unless the user accepts a change. If the
+// server does not report a version, served does nothing.
 func (s *Study) served(study studies.Study, t *studies.Trial, version string) error {
 	// A half-done trial keeps the version it began with. If the user accepted a change, the store has it.
 	if version == "" || t.Version == version {

@@ -25,6 +25,19 @@ type LimitEvidence struct {
 	Each     string  // one character for each request: see slo.Check.Each
 }
 
+// count returns how many requests were judged, and how many of them broke the limit.
+func (l LimitEvidence) count() (judged, broken float64) {
+	for _, c := range l.Each {
+		if c == kept || c == over {
+			judged++
+		}
+		if c == over {
+			broken++
+		}
+	}
+	return judged, broken
+}
+
 // The characters of LimitEvidence.Each for requests whose outcome is known.
 const (
 	kept = '.'
@@ -178,14 +191,7 @@ func rising(probes []*Evidence, limit int) (shares []share) {
 	sorted := slices.SortedStableFunc(slices.Values(probes), func(a, b *Evidence) int { return cmp.Compare(a.Rate, b.Rate) })
 	for _, e := range sorted {
 		s := share{logRate: math.Log(e.Rate)}
-		for _, c := range e.Limits[limit].Each {
-			if c == kept || c == over {
-				s.judged++
-			}
-			if c == over {
-				s.broken++
-			}
-		}
+		s.judged, s.broken = e.Limits[limit].count()
 		if s.judged == 0 {
 			continue
 		}

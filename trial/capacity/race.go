@@ -50,12 +50,7 @@ func expectedGain(gain, stdErr float64) float64 {
 
 // shapes returns what the steps of the best server show of the shape of a fit, by limit.
 func (r Race) shapes(p *Population) (all []shape) {
-	var probes []*Evidence
-	for _, step := range inTime(r.Steps) {
-		if step.Evidence != nil {
-			probes = append(probes, step.Evidence)
-		}
-	}
+	probes := evidenceOf(r.Steps)
 	if len(probes) == 0 || !r.on() {
 		return nil
 	}
@@ -139,9 +134,10 @@ func (l *searchState) bracketVariance(low, high float64) float64 {
 	return width*width/12 + draw*draw
 }
 
-// boundary returns ln of the rate at which the step's draw would just keep all limits, by the headroom of each limit, and
-// its standard error in a comparison with another server. The limit with the least headroom need not be the one that
-// breaks first: a queue may be short until just below the boundary. ok is false if the step does not tell.
+// boundary estimates the rate at which the step's draw would just keep all limits, from the headroom of each limit. It
+// returns ln of this rate, and its standard error in a comparison with another server. The limit with the least headroom
+// need not be the one that breaks first: a queue may be short until just below the boundary. ok is false if the step
+// does not tell.
 func (s Step) boundary(limits []response) (logRate, stdErr float64, ok bool) {
 	if !s.byRequests() || s.Seen < minSeen || s.Limited != "" {
 		return 0, 0, false

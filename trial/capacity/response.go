@@ -34,15 +34,24 @@ const betweenServers = 0.3
 
 // responses returns what the steps of a server show of its limits, in the order of the limits in its evidence.
 func responses(steps []Step) (all []response) {
-	for _, step := range inTime(steps) {
-		if step.Evidence == nil {
-			continue
-		}
-		for i := len(all); i < len(step.Evidence.Limits); i++ {
-			all = append(all, respond(inTime(steps), i, step.Evidence.Limits[i].usual()))
-		}
+	probes := evidenceOf(steps)
+	if len(probes) == 0 {
+		return nil
+	}
+	for i, limit := range probes[0].Limits {
+		all = append(all, respond(probes, i, limit.usual()))
 	}
 	return all
+}
+
+// evidenceOf returns the evidence of the steps that have some, and whose load generator was on time.
+func evidenceOf(steps []Step) (probes []*Evidence) {
+	for _, step := range inTime(steps) {
+		if step.Evidence != nil {
+			probes = append(probes, step.Evidence)
+		}
+	}
+	return probes
 }
 
 // usual returns the usual response of a limit.
@@ -53,15 +62,12 @@ func (l LimitEvidence) usual() usual {
 	return perToken
 }
 
-// respond fits the fall of a limit's headroom to the steps: a line through their ln rates, with what is usual as the
+// respond fits the fall of a limit's headroom to the probes: a line through their ln rates, with what is usual as the
 // prior.
-func respond(steps []Step, limit int, u usual) response {
+func respond(probes []*Evidence, limit int, u usual) response {
 	var x, y []float64
-	for _, step := range steps {
-		if step.Evidence != nil && limit < len(step.Evidence.Limits) {
-			headroom := step.Evidence.Limits[limit].Headroom
-			x, y = append(x, math.Log(step.Rate)), append(y, max(-u.within, min(u.within, headroom)))
-		}
+	for _, e := range probes {
+		x, y = append(x, math.Log(e.Rate)), append(y, max(-u.within, min(u.within, e.Limits[limit].Headroom)))
 	}
 	information, sum := 1/(u.fallErr*u.fallErr), u.fall/(u.fallErr*u.fallErr)
 	if n := float64(len(x) - 1); n > 0 {
@@ -77,7 +83,8 @@ func respond(steps []Step, limit int, u usual) response {
 func (r response) boundary(s Step, limit LimitEvidence) (logRate, stdErr float64, ok bool) {
 	logRate = math.Log(s.Rate)
 	if r.grows && limit.Headroom < 0 {
-		share := limit.shareOver()
+		judged, broken := limit.count()
+		share := broken / max(1, judged)
 		if share > maxGrown {
 			return logRate, 0, false
 		}
@@ -87,20 +94,6 @@ func (r response) boundary(s Step, limit LimitEvidence) (logRate, stdErr float64
 	slope := 1 / r.fall
 	slopeErr := slope * math.Hypot(betweenServers, min(1, r.fallErr/r.fall))
 	return logRate + slope*limit.Headroom, math.Hypot(slope*r.noise, slopeErr*limit.Headroom), true
-}
-
-// shareOver is the share of the judged requests that broke the limit.
-func (l LimitEvidence) shareOver() float64 {
-	judged, broken := 0.0, 0.0
-	for _, c := range l.Each {
-		if c == kept || c == over {
-			judged++
-		}
-		if c == over {
-			broken++
-		}
-	}
-	return broken / max(1, judged)
 }
 
 // Where a queue has broken its limit, it may grow until the probe ends, and its headroom tells little of the rate. The

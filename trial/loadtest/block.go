@@ -11,8 +11,8 @@ import (
 	"vllmtuner/render"
 )
 
-// A block is the text that reports one run. It is no render.Table, because programs read it: names, widths and rules are
-// those of vllm bench serve, whatever the width of the terminal.
+// A block is the text that reports one run. It is no render.Table, because programs read it: it has the names, widths and
+// rules of vllm bench serve, whatever the width of the terminal.
 type block struct{ render.Text }
 
 func (t *block) row(name, format string, v any) {

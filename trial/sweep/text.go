@@ -34,15 +34,14 @@ func (s Report) WriteText(w io.Writer) error {
 		}
 		t.Table("SLO: "+s.SLO.String(), s.byConfig("rate", verdictCell).table())
 	}
-	c := s.comparison
-	c.writeStandings(&t)
+	s.writeStandings(&t)
 	if !s.closed() {
-		level, why := c.detailLevel()
+		level, why := s.detailLevel()
 		t.Table(fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why), s.detail("", level, figure.people).table())
 	}
 	s.writeNotes(&t)
 	t.WriteString("\nWhat these tables cannot tell\n")
-	for _, text := range c.limits() {
+	for _, text := range s.limits() {
 		t.Paragraph("- "+text, "  ")
 	}
 	return t.Flush(w)
@@ -55,13 +54,12 @@ func (s *Sweep) WritePlan(w io.Writer) error {
 	s.writeConfigs(&t)
 	each := s.StartUp + s.Plan.Planned()
 	all := each * time.Duration(len(s.Configs))
+	t.WriteString("\n")
 	switch {
 	case s.loads().closed():
-		t.WriteString("\n")
 		t.Paragraph(fmt.Sprintf("plan: %s, a start of about %s each, then %s at each of %s; the server decides how long these take",
 			render.Count(len(s.Configs), "config"), render.Span(s.StartUp), render.Count(s.Plan.Requests, "request"), render.Count(len(s.Plan.Levels), "concurrency")), "  ")
 	default:
-		t.WriteString("\n")
 		t.Paragraph(fmt.Sprintf("plan: %s, about %s each and %s in all", render.Count(len(s.Configs), "config"), render.Span(each), render.Span(all)), "  ")
 	}
 	if s.Simulated != "" {

@@ -199,7 +199,7 @@ func unit(p *sim.Profile, path string) string {
 	return ""
 }
 
-// record stores the fitted constants in the profile, and reports the standing of each. The parameter what names the
+// record stores the fitted constants in the profile, and reports how certain each is. The parameter what names the
 // measurements in the texts.
 func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what string) {
 	stands := f.separation.together()

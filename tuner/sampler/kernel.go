@@ -46,8 +46,8 @@ func dimensions(s *space.Space, rows []row) []dimension {
 	return all
 }
 
-// ranks returns a position from 0 to 1 for each choice of a parameter with at least three choices, all of them numbers,
-// such as 2048, 4096 and 8192. The positions follow the order of the numbers and are evenly spaced. For other
+// ranks returns a position from 0 to 1 for each choice of a parameter. It needs at least three choices, all of them
+// numbers, such as 2048, 4096 and 8192. The positions follow the order of the numbers and are evenly spaced. For other
 // parameters it returns nil.
 func ranks(p *space.Parameter) []float64 {
 	if p.Kind != space.Categorical || len(p.Choices) < 3 {
