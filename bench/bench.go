@@ -20,22 +20,22 @@ const (
 	Truncated     Failure = "truncated"      // the stream ended without [DONE]
 	NoUsage       Failure = "no-usage"       // the stream had no usage chunk
 	NoTokens      Failure = "no-tokens"      // zero tokens were generated
-	WrongLength   Failure = "wrong-length"   // fewer or more tokens than pinned
+	WrongLength   Failure = "wrong-length"   // fewer or more tokens than the request demanded (pinned)
 	NeverFinished Failure = "never-finished" // the probe ended before the answer did
 	Malformed     Failure = "malformed"      // the stream was not SSE, or its data was not JSON
 )
 
-// A Sample is what happened to one request. All times count from the start of the probe. First, Last and End are zero
-// until they happen.
+// A Sample is what happened to one request. All times count from the start of the probe (one run against the server).
+// First, Last and End are zero until they happen.
 type Sample struct {
 	Phase workload.Phase
-	Index int // within its phase
+	Index int // number within its phase, from 0
 
 	Due       time.Duration // when it should have been sent; latencies count from this time
-	Queued    time.Duration // how long it waited for a free slot, in a closed loop with a rate
+	Queued    time.Duration // how long it waited for a free slot, in a run with a rate and a maximum of requests in flight
 	Sent      time.Duration // when it was sent; SendLag returns the client's own lateness
 	Connected time.Duration // when it had a connection; equals Sent unless a new connection was opened
-	Opened    time.Duration // when the first chunk with choices came; in a chat it only names the role, and vLLM 0.14.1 counts it as the first token
+	Opened    time.Duration // when the first chunk with choices came; in a chat that chunk only names the role, and vLLM 0.14.1 counts it as the first token
 	First     time.Duration // first token
 	Last      time.Duration // last token
 	Closed    time.Duration // when the last chunk of any kind came, the usage chunk included
@@ -43,12 +43,12 @@ type Sample struct {
 	ReadLag   time.Duration // the longest time that bytes of the answer waited in this machine before the client read them
 
 	Blur     time.Duration // First may be too late by at most this much, because the first token was read together with later tokens
-	SlotFree time.Duration // in a closed loop without a rate: how long the slot of the request had been free when it was sent
+	SlotFree time.Duration // in a closed loop without a rate: how long the request's slot had been free when the request was sent
 
 	PromptTokens int // as the server counted them
 	CachedTokens int // prompt tokens found in the prefix cache, if the server reports them
 	OutputTokens int // as the server counted them
-	WantTokens   int // as pinned
+	WantTokens   int // tokens that the request demanded (pinned)
 	Chunks       int // chunks with output; fewer than tokens with speculative decoding or on a busy server
 	Pieces       int // distinct arrival times of chunks with output; 0 if unknown
 	Blank        int // chunks with output but without text
@@ -56,13 +56,13 @@ type Sample struct {
 
 	Role bool // the first chunk only named the role
 
-	Conversation int // number of its live conversation, -1 if it belongs to none
-	Turn         int // turn in its live conversation, from 1; 0 if it belongs to none
+	Conversation int // number of the live conversation that the request belongs to; -1 if it belongs to none
+	Turn         int // number of the turn in that conversation, from 1; 0 if the request belongs to none
 	LastTurn     bool
 
 	Gaps    []time.Duration // times between tokens (ITL); empty unless recorded
 	Failure Failure         // "" for success
-	Status  int             // HTTP status of a response with the failure Status; 0 otherwise, and where the client does not know it
+	Status  int             // HTTP status, if Failure is Status and the client knows it; 0 otherwise
 	Detail  string          // first line of the error; kept only for the first few failures
 }
 
@@ -100,7 +100,7 @@ type Run struct {
 	BrokenDetail string        // kind and text of the first failure of an uncounted request
 	BrokenStatus int           // Sample.Status of that request
 	Stopped      bool          // the Stop function ended the run
-	Tally        *Tally        // sums of all counted requests if there were too many to keep (Client.MaxSamples); then Samples is empty
+	Tally        *Tally        // sums of all counted requests; set only if there were too many to keep (Client.MaxSamples), and then Samples is empty
 	Series       Series        // what happened in each second, uncounted requests included
 	Lateness     Lateness      // delays in the client itself
 	Stalled      time.Duration // longest time that this process did not run, for example because it was suspended; 0 below 0.5 s
@@ -122,7 +122,7 @@ type Second struct {
 // Lateness is the delay that the client itself may have added to the latencies of a run, and the client's CPU time.
 type Lateness struct {
 	GCPause      time.Duration `json:"gc_pause_ns"`      // longest pause of the garbage collector
-	SchedulerP99 time.Duration `json:"scheduler_p99_ns"` // how long a runnable goroutine waited for a processor
+	SchedulerP99 time.Duration `json:"scheduler_p99_ns"` // p99 of the time that a runnable goroutine waited for a processor
 	Throttled    time.Duration `json:"throttled_ns"`     // how long the cgroup's CPU limit stopped the process (cpu.stat)
 	CPU          time.Duration `json:"cpu_ns"`           // CPU time of the process, user and system
 }

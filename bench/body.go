@@ -12,9 +12,9 @@ import (
 )
 
 // appendBody appends the JSON body of a request. It pins the work: the server must generate exactly OutputTokens
-// tokens, greedily and past any end of sequence. An answer of another length is a failure. With Client.Natural,
-// OutputTokens is only a limit. The body has no min_tokens, because ignore_eos is enough and vLLM 0.14.1 refuses
-// min_tokens above 1 with speculative decoding.
+// tokens. The server must choose them greedily and must not stop at an end of sequence. An answer of another length is
+// a failure. If Client.Natural is set, OutputTokens is only a limit. The body has no min_tokens, because ignore_eos is
+// enough and vLLM 0.14.1 refuses min_tokens above 1 with speculative decoding.
 func (c *Client) appendBody(b []byte, r *workload.Request) ([]byte, error) {
 	b = append(b, `{"model":`...)
 	b, err := appendJSON(b, c.Model)
@@ -75,14 +75,14 @@ func appendJSON(b []byte, v any) ([]byte, error) {
 	return append(b, text...), nil
 }
 
-// compose returns a whole HTTP request. It builds the body in scratch. It also returns the body, so that the caller can
-// pass it as scratch for the next request.
+// compose returns a whole HTTP request (wire). It builds the body in the memory of the parameter scratch. It also
+// returns the body, so that the caller can pass that memory as scratch for the next request.
 func (f *runState) compose(a workload.Arrival, scratch []byte) (wire, body []byte, err error) {
 	body, err = f.client.appendBody(scratch[:0], a.Request)
 	if err != nil {
 		return nil, body, fmt.Errorf("request %d of the %s: %w", a.Index, a.Phase, err)
 	}
-	const rest = 96 // room for the id and the length, in bytes
+	const rest = 96 // bytes for the rest of the head: the id and the length
 	wire = make([]byte, 0, len(f.head)+len(body)+rest)
 	wire = append(wire, f.head...)
 	wire = fmt.Appendf(wire, "X-Request-Id: %s%s-%d", f.id, a.Phase, a.Index)

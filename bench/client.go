@@ -17,8 +17,9 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A Client sends schedules to one server. Its load is open loop unless MaxInFlight is set: it sends each request at its
-// due time, however many are in flight. The fields of a Client may be changed until the first call of Run.
+// A Client sends schedules to one server. Its load is open loop: it sends each request at its due time, however many
+// are in flight. If MaxInFlight is set, the load is closed loop. The fields of a Client may be changed until the first
+// call of Run.
 type Client struct {
 	URL         string         // base URL, such as http://127.0.0.1:8000
 	Model       string         // name under which the server serves the model
@@ -33,7 +34,7 @@ type Client struct {
 	Rules       Rules          // the definitions that the Tally follows; "" means Rules033
 	Limits      []Limit        // for each limit, the Tally counts the requests over it
 	Progress    func(Progress) `json:"-"` // called once a second during a run; nil means silent
-	MaxSamples  int            // a run with more counted requests keeps only a Tally, so that memory stays flat; 0 means 100,000
+	MaxSamples  int            // largest number of samples that a run keeps; a run with more counted requests keeps only a Tally, whose size does not depend on their number; 0 means 100,000
 	IdleTimeout time.Duration  // a request fails when no byte of its answer comes for this long; 0 means 60 s
 	RunLimit    time.Duration  // limit on the time of one answer, and on the wait for the last answers after all counted requests are due; 0 means 10 min
 
@@ -79,9 +80,9 @@ const (
 	defaultMaxSamples  = 100_000 // some 25 MB
 	maxInitialConns    = 4096    // limit on the connections opened before the first request
 
-	// ahead is how many requests are composed before they are due. That is enough for a burst and takes little memory: a
-	// prompt of 6,000 token ids has about 35 KB.
-	ahead = 16
+	// composeAhead is how many requests are composed before they are due. Sixteen are enough for a burst and take
+	// little memory: a prompt of 6,000 token ids has about 35 KB.
+	composeAhead = 16
 )
 
 // The reasons that end a run without an error. Any other reason is an error of the run.
@@ -93,8 +94,8 @@ var (
 
 // Run sends the schedule. Once the run-out has begun and all counted requests have ended, Run withdraws (cancels) the
 // requests of the run-out and returns. If the schedule ends without a run-out, Run waits for the last answers, but not
-// longer than RunLimit. stop may be nil. When stop returns true, Run withdraws all requests, and pending samples keep a
-// zero End. When ctx ends, Run returns its cause.
+// longer than RunLimit. If stop is not nil and returns true, Run withdraws all requests, and pending samples keep a
+// zero End. When ctx ends, Run returns the cause (context.Cause).
 //
 // Run opens connections before it needs them, the first ones before the schedule begins. It closes them all before it
 // returns, because vLLM's shutdown hangs while a client holds a connection.
@@ -110,7 +111,7 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 		defer awaitStamps()()
 	}
 
-	ready := make(chan departure, ahead)
+	ready := make(chan departure, composeAhead)
 	var helpers sync.WaitGroup
 	helpers.Go(func() { f.prepare(schedule, ready) })
 	f.pool.fill(ctx, max(minIdle, min(c.MaxInFlight, maxInitialConns)))
@@ -127,7 +128,7 @@ func (c *Client) Run(ctx context.Context, schedule workload.Schedule, stop Stop)
 		helpers.Go(func() { f.watch(c.Progress, stop) })
 	}
 	f.pace(ready)
-	f.limit()
+	f.startRunLimit()
 	f.requests.Wait()
 	f.tooLong.Stop()
 	end(errEnough)

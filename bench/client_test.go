@@ -51,7 +51,7 @@ func TestTTFTCountsFromTheDueTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, 30*time.Millisecond, 0) })
 		late := func(yield func(workload.Arrival) bool) {
-			time.Sleep(400 * time.Millisecond) // the client is not ready in time
+			time.Sleep(400 * time.Millisecond) // so the client gets the first request after its due time
 			for a := range requests(workload.Window, 1, 100*time.Millisecond, 0, ask(2)) {
 				yield(a)
 			}

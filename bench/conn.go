@@ -102,7 +102,7 @@ func (c *conn) end(err error) {
 // read reads a connection that is not plain TCP: TLS, or a network in memory.
 func (c *conn) read() {
 	var buffer [readSize]byte
-	below, _ := c.net.(interface{ NetConn() net.Conn }) // TLS
+	below, _ := c.net.(interface{ NetConn() net.Conn }) // a TLS connection; NetConn returns the TCP connection under it
 	for {
 		n, err := c.net.Read(buffer[:])
 		if n > 0 {
@@ -127,7 +127,7 @@ func (c *conn) read() {
 
 var (
 	errUnasked    = errors.New("the server sent bytes without a request")
-	errAnswerOver = errors.New("the answer was over before its response")
+	errAnswerOver = errors.New("the answer ended before the HTTP response")
 )
 
 // take passes received bytes to the exchange. When the response is over, it puts the connection back into the pool.

@@ -3,13 +3,15 @@ package bench
 import (
 	"bytes"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // maxLine is the limit on a line or an event, in bytes. It bounds the memory of one answer. vLLM's chunks have a few
 // hundred bytes.
 const maxLine = 1 << 20
 
-// lines is the end of an event stream that has not been parsed yet.
+// lines holds the part of an event stream that has arrived but is not parsed yet.
 type lines struct {
 	rest    []byte        // beginning of an incomplete line
 	begun   bool          // the first line has been read
@@ -32,7 +34,7 @@ func (a *answer) feed(b []byte, at time.Duration) {
 		if end < 0 {
 			a.rest = append(a.rest, b...)
 			if len(a.rest) > maxLine {
-				a.fail(Malformed, "a line of the stream has more than %d bytes", maxLine)
+				a.fail(Malformed, "a line of the stream has more than %s", render.Bytes(maxLine))
 			}
 			return
 		}
@@ -65,8 +67,8 @@ func lineEnd(b []byte) int {
 
 const byteOrderMark = "\ufeff"
 
-// line reads one line without its end. last means that an empty line follows, which ends the event.
-func (a *answer) line(line []byte, at time.Duration, last bool) {
+// line reads one line without its end. If eventEnds is true, the next line is empty and so ends the event.
+func (a *answer) line(line []byte, at time.Duration, eventEnds bool) {
 	if !a.begun {
 		a.begun = true
 		line = bytes.TrimPrefix(line, []byte(byteOrderMark))
@@ -78,38 +80,39 @@ func (a *answer) line(line []byte, at time.Duration, last bool) {
 	data, isData := bytes.CutPrefix(line, []byte("data"))
 	switch {
 	case isData && len(data) == 0:
-		a.take(data, at, last)
+		a.take(data, at, eventEnds)
 	case isData && data[0] == ':':
-		a.take(bytes.TrimPrefix(data[1:], []byte(" ")), at, last)
+		a.take(bytes.TrimPrefix(data[1:], []byte(" ")), at, eventEnds)
 	default:
 		a.field(line)
 	}
 }
 
 // field reads a line without data: a comment, another field, or text that does not belong in an event stream. The
-// specification allows unknown fields, so they are no error. field keeps only the first unknown line, to explain a
-// stream without events.
+// specification allows unknown fields, so they are no error. This method keeps only the first unknown line, to explain
+// a stream without events.
 func (a *answer) field(line []byte) {
-	const most = 80
+	const maxBytes = 80
 	name, _, _ := bytes.Cut(line, []byte(":"))
 	switch string(name) {
 	case "", "event", "id", "retry":
 		return
 	}
 	if a.odd == "" {
-		a.odd = string(line[:min(most, len(line))])
+		a.odd = string(line[:min(maxBytes, len(line))])
 	}
 }
 
-// take reads one line of data. If an event has several lines of data, take joins them.
-func (a *answer) take(data []byte, at time.Duration, last bool) {
-	if a.pending && apart(a.data, data) {
+// take reads one line of data. If eventEnds is true, this line completes the event. If an event has several lines of
+// data, take joins them.
+func (a *answer) take(data []byte, at time.Duration, eventEnds bool) {
+	if a.pending && startsEvent(a.data, data) {
 		a.dispatch()
 		if a.over() {
 			return
 		}
 	}
-	if !a.pending && last {
+	if !a.pending && eventEnds {
 		a.event(data, at) // the event is complete, so its data need not be copied
 		return
 	}
@@ -118,13 +121,14 @@ func (a *answer) take(data []byte, at time.Duration, last bool) {
 	}
 	a.data, a.dataAt, a.pending = append(a.data, data...), at, true
 	if len(a.data) > maxLine {
-		a.fail(Malformed, "an event of the stream has more than %d bytes", maxLine)
+		a.fail(Malformed, "an event of the stream has more than %s", render.Bytes(maxLine))
 	}
 }
 
-// apart reports whether two lines of data belong to two events, although no empty line separates them. They do if the
-// first is a whole object and the second begins an object or is [DONE]. No single JSON text looks like that.
-func apart(before, next []byte) bool {
+// startsEvent reports whether the second of two lines of data belongs to a new event, although no empty line separates
+// the two. That is so if the first line is a whole object and the second line begins an object or is [DONE]. No single
+// JSON text looks like that.
+func startsEvent(before, next []byte) bool {
 	before, next = trimmed(before), trimmed(next)
 	return complete(before) && len(next) > 0 && (next[0] == '{' || string(next) == doneMark)
 }

@@ -35,7 +35,7 @@ type exchange struct {
 	answer  answer
 	refusal []byte // body of a response whose status is not 200
 
-	second, chunks int  // the current second of the series, and how many chunks of this answer the series already has
+	second, chunks int  // the current second of the series, and the number of chunks of this answer that the series already has
 	waited         bool // the connection was idle before, so the server may just have closed it
 	received       bool
 	retried        bool
@@ -192,8 +192,8 @@ func (x *exchange) record() {
 	x.state.record(x)
 }
 
-// broke ends an exchange whose connection has ended. Perhaps the server closed an idle connection just as the request
-// was sent. Then broke sends the request once more, as browsers do.
+// broke ends an exchange whose connection has ended. If the server may have closed an idle connection just as the
+// request was sent, this method sends the request once more, as browsers do.
 func (x *exchange) broke(err error) {
 	f := x.state
 	switch {
@@ -209,7 +209,7 @@ func (x *exchange) broke(err error) {
 		x.withdrawn()
 	case x.reply.status == http.StatusOK:
 		if err == io.EOF && x.reply.left >= 0 {
-			err = io.ErrUnexpectedEOF // the end of the connection may end only a response without a length
+			err = io.ErrUnexpectedEOF // only a response without a length may end with its connection
 		}
 		now := f.now()
 		x.answer.finish(err, now)

@@ -50,32 +50,34 @@ func hangUp(text string) script {
 	return func(conn net.Conn) error { return errors.Join(say(text)(conn), conn.Close()) }
 }
 
-// flood returns a script that writes a text once, and then more again and again, as fast as the client reads.
-func flood(text, more string) script {
+// flood returns a script that writes a text once. Then it writes the filler again and again, as fast as the client
+// reads.
+func flood(text, filler string) script {
 	return func(conn net.Conn) error {
 		err := say(text)(conn)
-		for block := strings.Repeat(more, max(1, 32<<10/len(more))); err == nil; {
+		for block := strings.Repeat(filler, max(1, 32<<10/len(filler))); err == nil; {
 			err = say(block)(conn)
 		}
 		return err
 	}
 }
 
-// drip returns a script that writes a text, and then more byte by byte for ever. It is never silent for long and never
-// done.
-func drip(text, more string) script {
+// drip returns a script that writes a text once. Then it writes the filler again and again, byte by byte. Such a server
+// is never silent for long and never done.
+func drip(text, filler string) script {
 	return func(conn net.Conn) error {
 		err := say(text)(conn)
 		for i := 0; err == nil; i++ {
 			time.Sleep(30 * time.Millisecond)
-			err = say(more[i%len(more) : i%len(more)+1])(conn)
+			err = say(filler[i%len(filler) : i%len(filler)+1])(conn)
 		}
 		return err
 	}
 }
 
-// listen serves each connection with serve. stop closes all connections and waits until serve has returned for each.
-// Closing them is necessary: a server that blocks in a write may not learn for minutes that the client has gone.
+// listen calls serve with each connection. The returned function stop closes all connections and waits until each call
+// of serve has returned. If stop did not close them, a server that blocks in a write might not learn for minutes that
+// the client has gone.
 func listen(t *testing.T, serve func(conn net.Conn)) (url string, stop func()) {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -101,7 +103,7 @@ func listen(t *testing.T, serve func(conn net.Conn)) (url string, stop func()) {
 	})
 	return "http://" + listener.Addr().String(), func() {
 		listener.Close()
-		<-accepted // from here on no connection is added to open
+		<-accepted // from here on no connection is added to the map open
 		open.Range(func(conn, _ any) bool { conn.(net.Conn).Close(); return true })
 		serving.Wait()
 	}
@@ -159,8 +161,8 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 		{"a chunk size of more than 64 bits", say(streamed + "fffffffffffffffff\r\n"), Malformed, "is not a number"},
 		{"a chunk size below zero", say(streamed + "-1\r\n"), Malformed, `chunk size "-1" is not a number`},
 		{"a chunk size that is a word", say(streamed + "xyz\r\n"), Malformed, `chunk size "xyz" is not a number`},
-		{"the size of a chunk without end", flood(streamed, "0"), Malformed, "a line of more than"},
-		{"an extension of a chunk without end", flood(streamed+"1;", "x"), Malformed, "a line of more than"},
+		{"the size of a chunk without end", flood(streamed, "0"), Malformed, "a line between chunks has more than"},
+		{"an extension of a chunk without end", flood(streamed+"1;", "x"), Malformed, "a line between chunks has more than"},
 		{"a chunk that is longer than its size", say(streamed + "2\r\nabcd\r\n"), Malformed, "follows a chunk, want a new line"},
 		{"headers without end", flood("HTTP/1.1 200 OK\r\n", "X: y\r\n"), Malformed, "the head of the response has more than"},
 		{"a huge header", say("HTTP/1.1 200 OK\r\nX: " + strings.Repeat("x", 1<<20) + "\r\n\r\n"), Malformed, "the head of the response has more than"},
@@ -233,7 +235,8 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 			if limit := 45 * time.Second; len(run.Samples) != 2 || run.Elapsed > limit {
 				t.Errorf("%d samples after %s, want 2 within %s", len(run.Samples), run.Elapsed, limit)
 			}
-			// The bound leaves room for garbage. A client that keeps everything a flooding server sends takes gigabytes.
+			// The bound leaves room for garbage (memory that is not collected yet). A client that keeps everything a flooding
+			// server sends takes gigabytes.
 			if grown := peak(); grown > 40<<20 {
 				t.Errorf("the heap grew by %d MiB, want at most 40", grown>>20)
 			}
@@ -243,7 +246,8 @@ func TestAHostileServerDoesNoHarm(t *testing.T) {
 	}
 }
 
-// watchHeap starts to watch the heap. peak stops watching and returns the largest growth of the heap in bytes.
+// watchHeap starts to watch the heap. The returned function peak ends the watching and returns the largest growth of
+// the heap in bytes.
 func watchHeap(t *testing.T) (peak func() int64) {
 	t.Helper()
 	heap := func() int64 {

@@ -12,14 +12,14 @@ import (
 // request. The peak is the largest number of completed requests that were in flight in the same second. It is coarse: a
 // request counts in each second in which it was in flight for any time.
 //
-// The request that started first may end last, so the start of the seconds is not known at once. Therefore concurrency
-// first keeps the intervals of requests. When it has enough of them, it only keeps sums by second. Its memory then
-// grows with time, not with requests.
+// Requests are added when they end, and the request that started first may end last. So the start of the first second
+// is not known at once. Therefore this type first keeps the intervals of requests. When it has enough of them, it keeps
+// only sums by second. Its memory then grows with time, not with requests.
 type concurrency struct {
 	keep    int // how many intervals are kept before they are turned into sums; 0 means all
 	early   []interval
 	origin  time.Duration // start of second 0; valid once changes is not nil
-	changes map[int]int   // by second: number of requests that start in it, minus those that ended in the second before
+	changes map[int]int   // for each second: the number of requests that start in it, minus the number that end in the second before
 }
 
 // An interval is the period in which a request was in flight.

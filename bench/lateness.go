@@ -46,7 +46,7 @@ func (w processStats) since() Lateness {
 }
 
 // quantileSince returns a quantile of the values that a histogram has gained between two readings. The result is the
-// upper bound of the bucket with that quantile.
+// upper bound of the bucket that holds the quantile.
 func quantileSince(before, after *metrics.Float64Histogram, q float64) time.Duration {
 	if before == nil || after == nil || len(before.Counts) != len(after.Counts) {
 		return 0

@@ -53,6 +53,6 @@ func (f *runState) nextTurn(arrival workload.Arrival) {
 		return
 	}
 	x := f.depart(departure{arrival, wire}, slot{})
-	abandon() // depart has counted the turn a second time, so take back the first count
+	abandon() // the method depart has counted the turn a second time, so abandon takes back the first count
 	f.send(x)
 }

@@ -48,7 +48,8 @@ func TestAClosedLoopKeepsItsSlotsFull(t *testing.T) {
 	})
 }
 
-// A user waits for a slot too. So this wait belongs to the latency. It is not lateness of the client.
+// A user also waits for a slot. So the latency includes this wait, and the wait does not count as lateness of the
+// client.
 func TestWaitingForASlotIsInTheLatency(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := virtual(t, func(s stream, q asked, r *http.Request) { s.answer(q.MaxTokens, time.Second, 0) })

@@ -11,13 +11,13 @@ type Scope struct {
 	Start   time.Duration // end of the lead-in; 0 if there is no lead-in
 	Length  time.Duration // length of the window; the counted requests were due in it
 	Natural bool          // the model ended its answers, so any length is as planned
-	Rules   Rules         // from Rules.For for the endpoint; "" means Rules033
+	Rules   Rules         // what Rules.For returns for the endpoint; "" means Rules033
 	Limits  []Limit       // for each limit, the measurement counts the requests over it
 
 	Sketches bool // include the Sketches
 }
 
-// Measure sums up a run from its Tally, or from its counted samples if it has none.
+// Measure sums up a run from its Tally, or from its counted samples if the run has no Tally.
 func Measure(run Run, scope Scope) Measurement {
 	tally := run.Tally
 	if tally == nil {
@@ -52,13 +52,13 @@ func (s Scope) ByCount(run Run) Scope {
 	return s
 }
 
-// rates sets the throughputs of the measurement. took is the time over which they are computed.
-func (m *Measurement) rates(took time.Duration) {
-	if took <= 0 {
+// rates sets the throughputs of the measurement: the means over the given period.
+func (m *Measurement) rates(period time.Duration) {
+	if period <= 0 {
 		return
 	}
-	m.Duration = took
-	seconds := took.Seconds()
+	m.Duration = period
+	seconds := period.Seconds()
 	m.RequestThroughput = float64(m.Completed) / seconds
 	m.OutputThroughput = float64(m.OutputTokens) / seconds
 	m.TotalThroughput = float64(m.PromptTokens+m.OutputTokens) / seconds
@@ -66,14 +66,14 @@ func (m *Measurement) rates(took time.Duration) {
 	m.Sessions.PerSecond = float64(m.Sessions.Completed) / seconds
 }
 
-// maxOffPlan is the largest share of tokens by which the answers may differ from the plan. Above it, the server did
-// other work than the requests asked for, so the latencies do not apply.
+// maxOffPlan is the largest share of tokens by which the answers may differ from the plan. If they differ by more, the
+// server did other work than the requests asked for, so the latencies do not apply.
 const maxOffPlan = 0.01
 
-// void sets m.Void if the run did not measure what was planned. The plan is that the server generates the pinned number
-// of tokens, and streams them.
-func (t *Tally) void(m *Measurement, scope Scope) {
-	m.Void = t.visibility.void(m.SendLag)
+// judgePlan sets m.Void if the run did not measure what was planned. The plan is that the server generates the pinned
+// number of tokens, and streams them.
+func (t *Tally) judgePlan(m *Measurement, scope Scope) {
+	m.Void = t.visibility.voidReason(m.SendLag)
 	if scope.Natural || t.total.planned == 0 {
 		return
 	}

@@ -113,18 +113,18 @@ func (p *pool) inFlight() int {
 	return p.busy
 }
 
-// open opens a connection and adds it to the pool. If idle is false, the caller uses the connection for its own
+// open opens a connection and adds it to the pool. If asIdle is false, the caller uses the connection for its own
 // request.
-func (p *pool) open(ctx context.Context, idle bool) (*conn, error) {
+func (p *pool) open(ctx context.Context, asIdle bool) (*conn, error) {
 	c, err := p.dial(ctx)
 	if err != nil {
 		return nil, err
 	}
-	c.fresh = idle
-	if err := p.enter(c); err != nil { // after enter, other goroutines use c too
+	c.fresh = asIdle
+	if err := p.enter(c); err != nil { // after the call of enter, other goroutines use c too
 		return nil, err
 	}
-	if idle {
+	if asIdle {
 		p.put(c)
 	}
 	return c, nil
@@ -160,7 +160,7 @@ func (p *pool) release() {
 	p.busy--
 }
 
-// put returns a connection to the pool as idle.
+// put gives a connection back to the pool, as an idle one.
 func (p *pool) put(c *conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -203,7 +203,7 @@ func (p *pool) retire() {
 			limit = freshFor
 		}
 		if now.Sub(c.lastUse) > limit {
-			c.fresh = false // so that drop does not take this for a close by the server
+			c.fresh = false // so that the method drop does not take this for a close by the server
 			old = append(old, c)
 			return true
 		}

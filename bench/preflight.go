@@ -55,7 +55,7 @@ func trouble(kind Trouble, cause error, format string, args ...any) *PreflightEr
 // Info is what Preflight learned about a server.
 type Info struct {
 	Models      []string // names of the served models; empty if the server has no /v1/models
-	Model       string   // the model that requests will name: Client.Model, or the first of Models if that is empty
+	Model       string   // the model that requests will name: Client.Model; if that is empty, the first of Models
 	MaxModelLen int      // limit on the tokens of a prompt and its answer together; 0 if unknown
 }
 
@@ -65,9 +65,9 @@ const (
 	maxBody      = 1 << 20          // limit on the answer to a request that does not use the model, in bytes
 )
 
-// Preflight checks whether a run against the server makes sense. It asks for the models and sends one request for two
-// tokens, as a run would. If a run would be useless, it returns a *PreflightError. Other errors are an unusable URL and
-// the end of ctx.
+// Preflight checks whether a run against the server makes sense. It asks the server for its models and sends one
+// request for two tokens, as a run would. If a run would be useless, it returns a *PreflightError. An error of another
+// type has another cause, such as an unusable URL or the end of ctx.
 func (c *Client) Preflight(ctx context.Context) (Info, error) {
 	if _, err := serverURL(c.URL); err != nil {
 		return Info{}, err
@@ -154,13 +154,13 @@ func (c *Client) models(ctx context.Context) (Info, error) {
 
 // quoted returns a list of quoted names for a message, with at most eight names.
 func quoted(names []string) string {
-	const most = 8
+	const maxNames = 8
 	var first []string
-	for _, name := range names[:min(most, len(names))] {
+	for _, name := range names[:min(maxNames, len(names))] {
 		first = append(first, strconv.Quote(firstLine(name)))
 	}
 	text := strings.Join(first, ", ")
-	if more := len(names) - most; more > 0 {
+	if more := len(names) - maxNames; more > 0 {
 		text += fmt.Sprintf(" and %d more", more)
 	}
 	return text
@@ -172,9 +172,9 @@ func snippet(body []byte) string {
 	if text == "" {
 		return "nothing"
 	}
-	const most = 80
-	if len(text) > most {
-		text = strings.ToValidUTF8(text[:most], "") + "…"
+	const maxBytes = 80
+	if len(text) > maxBytes {
+		text = strings.ToValidUTF8(text[:maxBytes], "") + "…"
 	}
 	return fmt.Sprintf("%q", text)
 }
@@ -202,7 +202,7 @@ func (c *Client) ask(ctx context.Context, method, path string, body io.Reader) (
 	asker := http.Client{Transport: transport, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	response, err := asker.Do(request)
 	if err == nil {
-		defer response.Body.Close() // only read
+		defer response.Body.Close() // the body is only read, so an error of Close does not matter
 		status = response.StatusCode
 		answer, err = io.ReadAll(io.LimitReader(response.Body, maxBody))
 	}
@@ -235,7 +235,7 @@ func (c *Client) ResetCache(ctx context.Context) error {
 	return nil
 }
 
-// unauthorized returns the error for a server that does not accept the API key, or the missing key.
+// unauthorized returns the error for a server that rejects the API key, or rejects requests without one.
 func (c *Client) unauthorized(detail string) error {
 	had := "tuner sent no API key: set OPENAI_API_KEY"
 	if c.APIKey != "" {
@@ -307,7 +307,7 @@ func (c *Client) explainStatus(s Sample, info Info) error {
 			wrong.Served = info.Models
 			return wrong
 		}
-		return trouble(NotOpenAI, nil, "the server serves the model but not this endpoint (%s): use the other one, completions or chat", s.Detail)
+		return trouble(NotOpenAI, nil, "the server serves the model but not this endpoint (%s): use the other endpoint, completions or chat", s.Detail)
 	}
 	return trouble(BadAnswer, nil, "the server answers a request for two tokens with %s", s.Detail)
 }

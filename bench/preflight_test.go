@@ -30,7 +30,7 @@ data: [DONE]
 
 `
 
-// A front is a server with a fixed answer for each path.
+// A front is an HTTP server for these tests, with a fixed answer for each path.
 type front struct {
 	models, stream, tokenize string
 	status                   int // status of completions; 0 means 200

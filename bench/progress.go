@@ -3,6 +3,8 @@ package bench
 import (
 	"slices"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // A Progress says how far a run has come.
@@ -13,7 +15,7 @@ type Progress struct {
 	Failed   int           // counted requests that have failed; they are in Ended too
 	InFlight int           // requests of any phase in flight
 	RunOut   bool          // all counted requests have been sent
-	TTFT99   float64       // p99 in milliseconds of the last 1,000 counted requests that ended well; 0 if there are none
+	TTFT99   float64       // p99 of TTFT in milliseconds, over the last 1,000 counted requests that ended well; 0 if there are none
 }
 
 // recentTTFTs is how many requests TTFT99 covers.
@@ -22,7 +24,7 @@ const recentTTFTs = 1000
 // A gauge collects the figures of Progress. runState.mu guards it.
 type gauge struct {
 	counted, ended, failed int
-	recent                 []float64 // a ring
+	recent                 []float64 // ring buffer of TTFTs in milliseconds
 	next                   int
 }
 
@@ -34,10 +36,10 @@ func (g *gauge) end(s *Sample) {
 		return
 	}
 	if len(g.recent) < recentTTFTs {
-		g.recent = append(g.recent, milliseconds(s.TTFT()))
+		g.recent = append(g.recent, render.InMilliseconds(s.TTFT()))
 		return
 	}
-	g.recent[g.next] = milliseconds(s.TTFT())
+	g.recent[g.next] = render.InMilliseconds(s.TTFT())
 	g.next = (g.next + 1) % recentTTFTs
 }
 

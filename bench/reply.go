@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+
+	"vllmtuner/render"
 )
 
 const (
@@ -14,8 +16,8 @@ const (
 	maxSizeLine = 1 << 10  // limit in bytes on a line between chunks
 )
 
-// A reply parses the response of an HTTP/1.1 server from the bytes of its connection, piece by piece. It does not
-// buffer the body: next returns a part of the slice that it gets.
+// A reply parses the response of an HTTP/1.1 server from the bytes of its connection, piece by piece. A reply does not
+// buffer the body: its method next returns a part of the slice that it gets.
 type reply struct {
 	status int // 0 until the head is complete
 	header http.Header
@@ -82,7 +84,7 @@ func (r *reply) readHead(b []byte) (rest []byte, err error) {
 	end := bytes.Index(r.line[max(0, before-3):], []byte("\r\n\r\n"))
 	if end < 0 {
 		if len(r.line) > maxHead {
-			return nil, fmt.Errorf("the head of the response has more than %d bytes", maxHead)
+			return nil, fmt.Errorf("the head of the response has more than %s", render.Bytes(maxHead))
 		}
 		return nil, nil
 	}
@@ -96,7 +98,7 @@ func (r *reply) readHead(b []byte) (rest []byte, err error) {
 	}
 	if response.StatusCode >= 100 && response.StatusCode < 200 && response.StatusCode != http.StatusSwitchingProtocols {
 		if r.heads += size; r.heads > maxHead {
-			return nil, fmt.Errorf("the informational responses have more than %d bytes", maxHead)
+			return nil, fmt.Errorf("the informational responses have more than %s", render.Bytes(maxHead))
 		}
 		return rest, nil // the final response follows
 	}
@@ -118,7 +120,7 @@ func (r *reply) cutLine(b []byte) (line, rest []byte, err error) {
 	before, rest, ended := bytes.Cut(b, []byte{'\n'})
 	r.line = append(r.line, before...)
 	if len(r.line) > maxSizeLine {
-		return nil, nil, fmt.Errorf("a line of more than %d bytes between chunks", maxSizeLine)
+		return nil, nil, fmt.Errorf("a line between chunks has more than %s", render.Bytes(maxSizeLine))
 	}
 	if !ended {
 		return nil, nil, nil

@@ -21,7 +21,7 @@ type runState struct {
 	finish   context.CancelCauseFunc // ends the run and withdraws all requests; only the first cause counts
 	watched  bool                    // there is a Stop function, which sees pending samples
 	requests sync.WaitGroup
-	slots    chan time.Duration // free slots of a closed loop, each with the time when it became free; nil in open loop
+	slots    chan time.Duration // for each free slot of a closed loop, the time when it became free; nil in an open loop
 
 	mu      sync.Mutex
 	tooLong *time.Timer // nil until all counted requests are due
@@ -30,7 +30,7 @@ type runState struct {
 	runOut  bool // the first request of the run-out is due
 	gauge   gauge
 	gaps    int   // number of token gaps (Sample.Gaps) in all samples together
-	free    []int // free places in run.Samples; their samples have moved to the tally
+	free    []int // indexes of free places in run.Samples, whose samples have moved to the tally
 }
 
 // A departure is a request that is ready to be sent.
@@ -74,7 +74,7 @@ func (f *runState) pace(ready <-chan departure) {
 			}
 		}
 		slot, ok := f.awaitSlot(&d)
-		if !ok || d.Phase == workload.RunOut && f.enough() {
+		if !ok || d.Phase == workload.RunOut && f.beginRunOut() {
 			return
 		}
 		f.send(f.depart(d, slot))
@@ -104,9 +104,9 @@ func (f *runState) awaitSlot(d *departure) (s slot, ok bool) {
 	}
 }
 
-// enough records that the run-out has begun. If all counted requests have ended, it ends the run and returns true.
-func (f *runState) enough() bool {
-	f.limit()
+// beginRunOut records that the run-out has begun. If all counted requests have ended, it ends the run and returns true.
+func (f *runState) beginRunOut() bool {
+	f.startRunLimit()
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.runOut = true
@@ -116,8 +116,8 @@ func (f *runState) enough() bool {
 	return f.pending == 0
 }
 
-// limit starts the timer that ends the run if the last answers take too long.
-func (f *runState) limit() {
+// startRunLimit starts the timer that ends the run if the last answers take too long.
+func (f *runState) startRunLimit() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.tooLong == nil {
@@ -137,7 +137,7 @@ func (f *runState) extend(think time.Duration) {
 func (f *runState) depart(d departure, s slot) *exchange {
 	x := &exchange{state: f, departure: d, at: -1, sample: d.sample()}
 	if d.Due == workload.Asap {
-		x.sample.Due = s.freeSince // provisional; send sets the due time of such a request
+		x.sample.Due = s.freeSince // provisional; the method send sets the due time of such a request
 	}
 	x.sample.Queued = s.queued
 	x.answer = answer{chat: f.chat, itl: f.client.ITL, natural: f.client.Natural, want: d.Request.OutputTokens, keep: d.Request.Next != nil}
@@ -257,7 +257,7 @@ func (f *runState) record(x *exchange) {
 	}
 	f.run.Samples[x.at] = *s
 	f.gaps += len(s.Gaps)
-	f.sum(x.at)
+	f.limitSamples(x.at)
 	if follows {
 		f.pending++ // the next turn is pending now
 	}
@@ -279,9 +279,9 @@ func (f *runState) noteUncounted(s *Sample) {
 // maxGaps is the limit on the token gaps (times between tokens) in all samples together. So many gaps take 64 MB.
 const maxGaps = 8 << 20
 
-// sum moves a sample that has ended into the tally once there are too many samples to keep. If there is a Stop
-// function, sum moves nothing, because that function needs all samples.
-func (f *runState) sum(at int) {
+// limitSamples moves a sample that has ended into the tally once there are too many samples to keep. If there is a Stop
+// function, this method moves nothing, because the Stop function needs all samples.
+func (f *runState) limitSamples(at int) {
 	if f.run.Tally == nil {
 		if f.watched || len(f.run.Samples) <= f.client.MaxSamples && f.gaps <= maxGaps {
 			return
@@ -289,18 +289,18 @@ func (f *runState) sum(at int) {
 		f.run.Tally = newTally(f.client.Rules.For(f.client.Endpoint), f.client.Limits)
 		for i := range f.run.Samples {
 			if f.run.Samples[i].End > 0 {
-				f.release(i)
+				f.moveToTally(i)
 			}
 		}
 		return
 	}
 	if f.run.Samples[at].End > 0 {
-		f.release(at)
+		f.moveToTally(at)
 	}
 }
 
-// release moves a sample into the tally.
-func (f *runState) release(at int) {
+// moveToTally moves a sample into the tally.
+func (f *runState) moveToTally(at int) {
 	f.run.Tally.Add(&f.run.Samples[at])
 	f.run.Samples[at] = Sample{}
 	f.free = append(f.free, at)

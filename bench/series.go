@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// seriesColumns gives each list in a stored Series its name and the field of Second that it holds.
+// seriesColumns names each list of a stored Series, and says which field of Second the list holds.
 var seriesColumns = []struct {
-	name string
-	of   func(*Second) *int
+	name  string
+	field func(*Second) *int
 }{
 	{"sent", func(s *Second) *int { return &s.Sent }}, // always stored: its length is the length of the series
 	{"ended", func(s *Second) *int { return &s.Ended }},
@@ -26,7 +26,7 @@ func (s Series) MarshalJSON() ([]byte, error) {
 	for _, column := range seriesColumns {
 		list, some := make([]int, len(s)), column.name == "sent"
 		for i := range s {
-			list[i] = *column.of(&s[i])
+			list[i] = *column.field(&s[i])
 			some = some || list[i] != 0
 		}
 		if some {
@@ -46,18 +46,18 @@ func (s *Series) UnmarshalJSON(text []byte) error {
 	for _, column := range seriesColumns {
 		list, ok := lists[column.name]
 		if ok && len(list) != len(all) {
-			return fmt.Errorf("series: %s has %d seconds, sent has %d", column.name, len(list), len(all))
+			return fmt.Errorf("series: the column %q has %d seconds, but the column \"sent\" has %d", column.name, len(list), len(all))
 		}
 		for i, n := range list {
-			*column.of(&all[i]) = n
+			*column.field(&all[i]) = n
 		}
 	}
 	*s = all
 	return nil
 }
 
-// at returns the given second. If the series is too short, at extends it.
-func (s *Series) at(second int) *Second {
+// secondAt returns the given second of the series. If the series is too short, this method extends it.
+func (s *Series) secondAt(second int) *Second {
 	for len(*s) <= second {
 		*s = append(*s, Second{})
 	}
@@ -65,19 +65,19 @@ func (s *Series) at(second int) *Second {
 }
 
 // Sent counts a request that was sent at the given time of the run.
-func (s *Series) Sent(at time.Duration) { s.at(second(at)).Sent++ }
+func (s *Series) Sent(at time.Duration) { s.secondAt(second(at)).Sent++ }
 
 // Ended counts a request that ended or failed at the given time of the run.
 func (s *Series) Ended(at time.Duration, failed bool) {
 	if failed {
-		s.at(second(at)).Failed++
+		s.secondAt(second(at)).Failed++
 	} else {
-		s.at(second(at)).Ended++
+		s.secondAt(second(at)).Ended++
 	}
 }
 
 // Chunks counts n more chunks with output in the given second of the run.
-func (s *Series) Chunks(second, n int) { s.at(second).Chunks += n }
+func (s *Series) Chunks(second, n int) { s.secondAt(second).Chunks += n }
 
 // Close computes InFlight for each second. Call it when all requests have been counted.
 func (s Series) Close() {
@@ -88,8 +88,8 @@ func (s Series) Close() {
 	}
 }
 
-// between sums up Ended and Chunks of the seconds that lie wholly between two times. It also returns the number of
-// these seconds.
+// between sums up the fields Ended and Chunks of the seconds that lie wholly between two times. It also returns the
+// number of these seconds.
 func (s Series) between(from, to time.Duration) (sum Second, n int) {
 	first, end := int(math.Ceil(from.Seconds())), min(second(to), len(s))
 	for i := max(first, 0); i < end; i++ {

@@ -47,8 +47,8 @@ func TestAMeasurementSurvivesTheStore(t *testing.T) {
 
 func TestASeriesWithUnequalColumnsIsRefused(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"sent":[1],"ended":[1,2]}`: "series: ended has 2 seconds, sent has 1",
-		`{"ended":[1]}`:              "series: ended has 1 seconds, sent has 0",
+		`{"sent":[1],"ended":[1,2]}`: `series: the column "ended" has 2 seconds, but the column "sent" has 1`,
+		`{"ended":[1]}`:              `series: the column "ended" has 1 seconds, but the column "sent" has 0`,
 		`[1]`:                        "series: json: cannot unmarshal array",
 	} {
 		var s Series

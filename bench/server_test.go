@@ -14,7 +14,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// asked has the fields of a request that the servers of these tests read.
+// asked is the part of a request that the servers of these tests read.
 type asked struct {
 	Model       string             `json:"model"`
 	Prompt      json.RawMessage    `json:"prompt"`
@@ -85,11 +85,12 @@ func (s stream) answer(tokens int, ttft, tpot time.Duration) {
 	s.done()
 }
 
-// requests yields n arrivals of a phase. The first one is due at from, and gap is the time between two arrivals.
-func requests(phase workload.Phase, n int, from, gap time.Duration, request workload.Request) workload.Schedule {
+// requests yields n arrivals of a phase. The first arrival is due at firstDue, and each further one is due one gap
+// later.
+func requests(phase workload.Phase, n int, firstDue, gap time.Duration, request workload.Request) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for i := range n {
-			if !yield(workload.Arrival{Due: from + time.Duration(i)*gap, Phase: phase, Index: i, Request: &request}) {
+			if !yield(workload.Arrival{Due: firstDue + time.Duration(i)*gap, Phase: phase, Index: i, Request: &request}) {
 				return
 			}
 		}
@@ -112,7 +113,7 @@ func ask(tokens int) workload.Request {
 	return workload.Request{Tokens: []int32{5, 6, 7}, PromptTokens: 3, OutputTokens: tokens}
 }
 
-// memory is a network in memory, for tests in virtual time.
+// memory is a type of network that stays within this process, for tests in virtual time.
 type memory struct {
 	conns  chan net.Conn
 	closed chan struct{}
@@ -147,7 +148,7 @@ func (m *memory) dial(ctx context.Context, _, _ string) (net.Conn, error) {
 	}
 }
 
-// virtual returns a client for a server in memory. It must be called in a synctest bubble.
+// virtual returns a client for a server within this process. It must be called in a synctest bubble.
 func virtual(t *testing.T, handler func(stream, asked, *http.Request)) *Client {
 	network := &memory{conns: make(chan net.Conn), closed: make(chan struct{})}
 	server := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

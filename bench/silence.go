@@ -2,11 +2,12 @@ package bench
 
 import "slices"
 
-// minSilence is how many seconds without a token count as silence. Even an overloaded server makes tokens each second.
+// minSilence is the number of seconds without a token after which a server counts as silent. Even an overloaded server
+// makes tokens each second.
 const minSilence = 2
 
-// Silent reports whether the server completed no request of the run, or generated no token in its last seconds. Such a
-// server hangs, fails all requests, or is slow. One more request shows which of these is the case.
+// Silent reports whether the server completed no request of the run, or generated no token in the last seconds of the
+// run. Such a server hangs, fails all requests, or is slow. One more request shows which of these is the case.
 func (r Run) Silent() bool {
 	if r.Tally != nil && r.Tally.total.completed > 0 || r.Tally == nil && !slices.ContainsFunc(r.Samples, func(s Sample) bool { return !s.OK() }) {
 		return false

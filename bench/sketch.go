@@ -40,46 +40,46 @@ func (d *distribution) stats() Stats {
 	return d.moments.stats(func(p float64) float64 { return min(d.sketch.percentile(p), d.max) })
 }
 
-// A sketch counts values in narrow classes whose bounds grow by a constant factor (DDSketch; Masson, Rim and Lee, VLDB
+// A sketch counts values in narrow buckets whose bounds grow by a constant factor (DDSketch; Masson, Rim and Lee, VLDB
 // 2019). Its memory does not depend on the number of values.
 type sketch struct {
-	classes *store.DenseStore
-	zeros   int // values of zero, which have no logarithm, and negative values, which occur only if the clock is set back
+	buckets *store.DenseStore
+	zeros   int // number of values up to zero: zero has no logarithm, and a value is negative only if the clock was set back
 }
 
-// latencyClasses are the classes of all sketches. The constructor fails only for an accuracy outside (0, 1), so lo.Must
+// latencyBuckets are the buckets of all sketches. The constructor fails only for an accuracy outside (0, 1), so lo.Must
 // never panics here.
-var latencyClasses = lo.Must(mapping.NewLogarithmicMapping(sketchAccuracy))
+var latencyBuckets = lo.Must(mapping.NewLogarithmicMapping(sketchAccuracy))
 
-func newSketch() *sketch { return &sketch{classes: store.NewDenseStore()} }
+func newSketch() *sketch { return &sketch{buckets: store.NewDenseStore()} }
 
 func (s *sketch) add(v float64) {
-	if v < latencyClasses.MinIndexableValue() {
+	if v < latencyBuckets.MinIndexableValue() {
 		s.zeros++
 		return
 	}
-	s.classes.Add(latencyClasses.Index(v))
+	s.buckets.Add(latencyBuckets.Index(v))
 }
 
-// percentile interpolates linearly, as numpy does. It takes each value as the middle of its class.
+// percentile interpolates linearly, as numpy does. It replaces each value by the middle of the value's bucket.
 func (s *sketch) percentile(p float64) float64 {
-	return percentile(s.zeros+int(s.classes.TotalCount()), p, func(i int) float64 {
+	return percentile(s.zeros+int(s.buckets.TotalCount()), p, func(i int) float64 {
 		if i < s.zeros {
 			return 0
 		}
-		return latencyClasses.Value(s.classes.KeyAtRank(float64(i - s.zeros)))
+		return latencyBuckets.Value(s.buckets.KeyAtRank(float64(i - s.zeros)))
 	})
 }
 
-// A Sketch is a histogram of a latency, to be drawn or added to others. Counts[i] is the number of values from
-// γ^(First+i) to γ^(First+i+1) milliseconds, with γ = 1.005 / 0.995.
+// A Sketch is a histogram of a latency, to be drawn in a chart or added to other histograms. Counts[i] is the number of
+// values from γ^(First+i) to γ^(First+i+1) milliseconds, with γ = 1.005 / 0.995.
 type Sketch struct {
 	Zeros  int   `json:"zeros,omitempty"` // values of zero
 	First  int   `json:"first"`
 	Counts []int `json:"counts"`
 }
 
-// Sketches are the histograms of a run's latencies. A latency without values has none.
+// Sketches are the histograms of a run's latencies. A latency without values has no histogram.
 type Sketches struct {
 	TTFT *Sketch `json:"ttft_ms,omitempty"`
 	TPOT *Sketch `json:"tpot_ms,omitempty"`
@@ -87,8 +87,8 @@ type Sketches struct {
 	E2E  *Sketch `json:"e2e_ms,omitempty"`
 }
 
-// spread returns the distribution as a Sketch, or nil if it has no values.
-func (d *distribution) spread() *Sketch {
+// histogram returns the distribution as a Sketch, or nil if the distribution has no values.
+func (d *distribution) histogram() *Sketch {
 	if d.n == 0 {
 		return nil
 	}
@@ -100,11 +100,11 @@ func (d *distribution) spread() *Sketch {
 		}
 	}
 	out := &Sketch{Zeros: all.zeros, Counts: []int{}}
-	all.classes.ForEach(func(class int, count float64) bool {
+	all.buckets.ForEach(func(bucket int, count float64) bool {
 		if len(out.Counts) == 0 {
-			out.First = class
+			out.First = bucket
 		}
-		for len(out.Counts) < class-out.First {
+		for len(out.Counts) < bucket-out.First {
 			out.Counts = append(out.Counts, 0)
 		}
 		out.Counts = append(out.Counts, int(count))

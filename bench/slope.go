@@ -14,13 +14,12 @@ type Slope struct {
 	StdErr    float64 // standard error; the degrees of freedom are the number of pieces with values, minus 2
 }
 
-// slopePieces is the number of pieces of time. Ten are enough for eight degrees of freedom, and few enough for long
-// pieces.
+// slopePieces is the number of pieces of time. Ten pieces give eight degrees of freedom, and each piece is still long.
 const slopePieces = 10
 
 // TTFTSlope returns the growth of TTFT in seconds per second. A TTFT belongs to the time at which the first token came.
-// The slope covers the time from the first request until the given time, without requests that failed or have no first
-// token. If fewer than three pieces of time have values, the Slope is zero.
+// The slope covers the time from the first request until the given time. It leaves out requests that failed or have no
+// first token. If fewer than three pieces of time have values, the Slope is zero.
 func TTFTSlope(samples []Sample, until time.Duration) Slope {
 	from := until
 	for i := range samples {

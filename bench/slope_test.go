@@ -8,9 +8,9 @@ import (
 )
 
 // queue simulates an open loop at the given rate and returns its samples as they are after the given length of time.
-// The server generates first tokens one after the other, on average at most served of them per second. Each answer ends
-// one second after its first token.
-func queue(rate, served float64, length time.Duration, seed uint64) []Sample {
+// The server generates first tokens one after the other, on average at most capacity of them per second. Each answer
+// ends one second after its first token.
+func queue(rate, capacity float64, length time.Duration, seed uint64) []Sample {
 	random := rand.New(rand.NewPCG(seed, 1))
 	var all []Sample
 	var due, free float64
@@ -19,7 +19,7 @@ func queue(rate, served float64, length time.Duration, seed uint64) []Sample {
 		if due > length.Seconds() {
 			return all
 		}
-		free = max(free, due) + random.ExpFloat64()/served
+		free = max(free, due) + random.ExpFloat64()/capacity
 		s := Sample{Index: len(all), Due: duration(due), Sent: duration(due), WantTokens: 11}
 		if free < length.Seconds() {
 			s.First = duration(free)
@@ -33,8 +33,8 @@ func queue(rate, served float64, length time.Duration, seed uint64) []Sample {
 
 func duration(seconds float64) time.Duration { return time.Duration(seconds * float64(time.Second)) }
 
-// In each second 30 requests arrive and 20 are served. So the server serves the arrivals of 2/3 s, and TTFT grows by
-// 1/3 s.
+// In each second 30 requests arrive and 20 are served. So in each second the server serves the arrivals of 2/3 s, and
+// TTFT grows by 1/3 s.
 func TestTheSlopeOfAnOverloadedServer(t *testing.T) {
 	var slopes []float64
 	for seed := range uint64(40) {
@@ -49,8 +49,8 @@ func TestTheSlopeOfAnOverloadedServer(t *testing.T) {
 	}
 }
 
-// On a server without overload, the 95 % interval of a slope should contain zero in about 95 of 100 runs. A fit to single
-// requests would contain it in 72.
+// On a server without overload, the 95 % interval of a slope should contain zero in about 95 of 100 runs. With a fit to
+// single requests, the interval would contain zero in only 72.
 func TestTheErrorOfASlopeIsHonest(t *testing.T) {
 	const runs = 200
 	covered := 0

@@ -45,7 +45,7 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 		n, _, errno := unix.Syscall(unix.SYS_RECVMSG, uintptr(fd), uintptr(unsafe.Pointer(&s.message)), 0)
 		switch errno {
 		case 0:
-			s.note(time.Now())
+			s.noteArrival(time.Now())
 			if int(n) < len(b) {
 				s.drained = calledAt
 			}
@@ -60,9 +60,10 @@ func (s *stamper) receive(fd int, b []byte) (int, error) {
 	}
 }
 
-// note reads the stamp of the last message. The stamp is wall-clock time. So note uses only the age of the stamp, and
-// limits it to the time since the socket was empty. Then setting the clock during a run does no harm.
-func (s *stamper) note(now time.Time) {
+// noteArrival reads the stamp of the last message. The stamp is wall-clock time. So this method uses only the age of
+// the stamp, and limits this age to the time since the socket was last seen empty. Setting the clock during a run then
+// does no harm.
+func (s *stamper) noteArrival(now time.Time) {
 	s.arrived, s.read = now, now
 	header := (*unix.Cmsghdr)(unsafe.Pointer(&s.control[0]))
 	if int(s.message.Controllen) < unix.CmsgLen(int(unsafe.Sizeof(unix.Timespec{}))) ||
@@ -74,7 +75,7 @@ func (s *stamper) note(now time.Time) {
 	s.arrived = now.Add(-min(max(age, 0), now.Sub(s.drained)))
 }
 
-// A stamped is a TCP connection with a stamper, for protocols above it such as TLS.
+// A stamped connection is a TCP connection with a stamper, for protocols above it such as TLS.
 type stamped struct {
 	*net.TCPConn
 	stamper
@@ -107,11 +108,12 @@ func (s *stamped) Read(b []byte) (n int, err error) {
 	return n, err
 }
 
-// awaitStamps waits until the kernel stamps arriving bytes, and keeps it stamping until release is called. The kernel
-// starts stamping some milliseconds after the first socket asks for it (net_enable_timestamp in net/core/dev.c). It
-// stops after the last such socket is closed. On a system without stamps, awaitStamps gives up after 50 ms.
+// awaitStamps waits until the kernel stamps arriving bytes, and keeps it stamping until the returned function release
+// is called. The kernel starts stamping some milliseconds after the first socket asks for it (net_enable_timestamp in
+// net/core/dev.c). The kernel stops stamping after the last such socket is closed. On a system without stamps,
+// awaitStamps gives up after 50 ms.
 func awaitStamps() (release func()) {
-	const most, step = 50 * time.Millisecond, 2 * time.Millisecond
+	const maxWait, step = 50 * time.Millisecond, 2 * time.Millisecond
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return func() {} // the first connection will report what is wrong with sockets
@@ -126,7 +128,7 @@ func awaitStamps() (release func()) {
 	}
 	var s stamper
 	var buffer [8]byte
-	for begin := time.Now(); time.Since(begin) < most; {
+	for begin := time.Now(); time.Since(begin) < maxWait; {
 		s.drained = time.Now()
 		if unix.Sendto(fd, buffer[:1], 0, self) != nil {
 			return release

@@ -32,8 +32,7 @@ func accepting(t *testing.T) (address string, accept func() net.Conn) {
 	}
 }
 
-// stamping returns when the kernel stamps arriving bytes. awaitStamps gives up after 50 ms, and a busy kernel may need
-// longer.
+// stamping waits until the kernel stamps arriving bytes. A busy kernel may need longer than awaitStamps waits (50 ms).
 func stamping(t *testing.T) {
 	t.Helper()
 	for begin := time.Now(); time.Since(begin) < 30*time.Second; {
@@ -45,12 +44,13 @@ func stamping(t *testing.T) {
 	}
 }
 
-// clientWait is the time for which bytes wait for the client, as if it got no processor. A reading of the clock may be
-// wrong by the time for which a busy machine interrupts it. The tests allow half of clientWait for this.
+// clientWait is how long bytes wait for the client, as if it got no processor. A busy machine may interrupt a reading
+// of the clock. The reading is then wrong by the length of the interruption. The tests allow half of clientWait for
+// this error.
 const clientWait = 60 * time.Millisecond
 
-// deliver writes five bytes and waits until the socket at the other end has them. The kernel has stamped them between
-// before and after. Then deliver waits for clientWait.
+// deliver writes five bytes and waits until the socket at the other end has them. The kernel stamps the bytes between
+// the two returned times. Then deliver waits for clientWait.
 func deliver(t *testing.T, there net.Conn, fd int) (before, after time.Time) {
 	t.Helper()
 	before = time.Now()
@@ -108,7 +108,7 @@ func TestSettingTheClockMovesNoArrival(t *testing.T) {
 	for _, row := range []struct {
 		name       string
 		stamp      time.Time
-		want, last time.Duration // before now
+		want, last time.Duration // how long before now
 	}{
 		{"a recent stamp", now.Add(-3 * time.Millisecond), 3 * time.Millisecond, 10 * time.Millisecond},
 		{"a stamp from the future", now.Add(time.Hour), 0, 10 * time.Millisecond},
@@ -119,13 +119,13 @@ func TestSettingTheClockMovesNoArrival(t *testing.T) {
 		header.Level, header.Type = unix.SOL_SOCKET, unix.SO_TIMESTAMPNS
 		*(*unix.Timespec)(unsafe.Pointer(&s.control[unix.CmsgLen(0)])) = unix.NsecToTimespec(row.stamp.UnixNano())
 		s.message.SetControllen(unix.CmsgSpace(int(unsafe.Sizeof(unix.Timespec{}))))
-		s.note(now)
+		s.noteArrival(now)
 		if got := now.Sub(s.arrived); got != row.want {
 			t.Errorf("%s: arrived %s ago, want %s", row.name, got, row.want)
 		}
 	}
 	s := &stamper{drained: now.Add(-time.Second)}
-	if s.note(now); !s.arrived.Equal(now) {
+	if s.noteArrival(now); !s.arrived.Equal(now) {
 		t.Errorf("without a stamp: arrived %s ago, want now", now.Sub(s.arrived))
 	}
 }

@@ -1,9 +1,6 @@
 package bench
 
-import (
-	"math"
-	"time"
-)
+import "math"
 
 // Percentile returns the p-th percentile of values in ascending order, with p in [0, 100]. It equals numpy.percentile's
 // default (linear interpolation) to the last bit. It is 0 if there are no values.
@@ -11,7 +8,7 @@ func Percentile(sorted []float64, p float64) float64 {
 	return percentile(len(sorted), p, func(i int) float64 { return sorted[i] })
 }
 
-// percentile computes Percentile for n ascending values. value returns the i-th value, from 0.
+// percentile computes Percentile for n ascending values. The call value(i) returns the i-th of them, counted from 0.
 func percentile(n int, p float64, value func(i int) float64) float64 {
 	if n == 0 {
 		return 0
@@ -45,15 +42,13 @@ func (m *moments) add(v float64) {
 	m.squares += d * (v - m.mean)
 }
 
-// stats returns the statistics. at must return the percentile p.
-func (m *moments) stats(at func(p float64) float64) Stats {
+// stats returns the statistics of the values. The given function must return the percentile p of the values.
+func (m *moments) stats(percentile func(p float64) float64) Stats {
 	if m.n == 0 {
 		return Stats{}
 	}
 	return Stats{
 		N: m.n, Mean: m.mean, Std: math.Sqrt(m.squares / float64(m.n)),
-		P50: at(50), P90: at(90), P95: at(95), P99: at(99), P999: at(99.9), Max: m.max,
+		P50: percentile(50), P90: percentile(90), P95: percentile(95), P99: percentile(99), P999: percentile(99.9), Max: m.max,
 	}
 }
-
-func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -56,7 +56,7 @@ func TestStatsOfAFewValues(t *testing.T) {
 	}
 }
 
-// The moments are exact even if the spread is tiny compared with the mean.
+// The mean and the standard deviation are exact even if the spread is tiny compared with the mean.
 func TestMomentsAreExact(t *testing.T) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var whole moments

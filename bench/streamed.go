@@ -12,24 +12,25 @@ const (
 	// a second for one user. A proxy that writes a whole buffered answer in a loop needs 5 to 50 µs for each chunk.
 	minTPOT = 100 * time.Microsecond
 	// An answer counts as buffered by a proxy if, on average, at least burstChunks chunks arrive together and bursts are
-	// at least minBurst apart. With fewer chunks a busy machine would do: the client reads an answer of eight in two pieces.
+	// at least minBurst apart. With a smaller burstChunks, a busy machine alone would look like a proxy: its client may
+	// read an answer of eight chunks in two pieces.
 	burstChunks = 5
 	minBurst    = 20 * time.Millisecond
-	// maxBlank is how many chunks without text an answer may have: the last chunk and one more. If there are more, the
-	// number of tokens is not compared with the text. A model that goes on after its end generates tokens without text, so
-	// the comparison would mean nothing.
+	// maxBlank is how many chunks without text an answer may have: the last chunk and one more. If an answer has more,
+	// its number of tokens is not compared with its text. A model that goes on after its end of sequence generates tokens
+	// without text, so the comparison would mean nothing.
 	maxBlank = 2
-	// maxMarks is how many tokens of an answer may have neither text nor a chunk. They are special tokens, such as <think>
-	// and </think>, or the three before each message of gpt-oss.
+	// maxMarks is how many tokens of an answer may have neither text nor a chunk of their own. Such tokens are special
+	// tokens, such as <think> and </think>, or the three tokens before each message of gpt-oss.
 	maxMarks = 4
 	// maxUnseen is the largest share of the times between tokens that may stay invisible to the client. With a larger
 	// share the run is void, because a limit on these times would be judged on values that were not measured.
 	maxUnseen = 0.5
-	// minUnseen is the smallest number of unseen times that makes a run void. On a busy server both tokens of a short
-	// answer may share a chunk.
+	// minUnseen is the smallest number of unseen times that makes a run void. A few unseen times are normal: on a busy
+	// server both tokens of a short answer may share a chunk.
 	minUnseen = 8
-	// If the median send lag is above maxReadLate, no run is void for unseen times. A load generator that is so late may
-	// read chunks together that arrived apart.
+	// maxReadLate is a limit on the median send lag. Above it, no run is void for unseen times. A load generator that is
+	// so late may read several chunks at once, although they arrived one by one.
 	maxReadLate = 5 * time.Millisecond
 )
 
@@ -52,13 +53,14 @@ func (s *Sample) unseen() (way int, is bool) {
 	case s.Pieces > 1 && s.Chunks >= burstChunks*s.Pieces && span >= time.Duration(s.Pieces-1)*minBurst:
 		return inBursts, true
 	case s.Pieces > 0 && s.Blank <= maxBlank && s.OutputTokens > s.TextBytes+s.Chunks+maxMarks+s.textless():
-		return overclaimed, true // except for these, every token has at least one byte of text or its own chunk
+		return overclaimed, true // every token has at least one byte of text or its own chunk, except the marks (special tokens) and the textless tokens
 	}
 	return 0, false
 }
 
-// textless returns how many tokens may have no text because the model went on after its end. The chunk before the blank
-// ones contains the end, and with --stream-interval a chunk holds many tokens.
+// textless returns how many tokens may have no text because the model went on after its end of sequence. The end of
+// sequence is in the chunk before the blank chunks. With --stream-interval that chunk may hold many later tokens too,
+// so textless counts it as one more blank chunk.
 func (s *Sample) textless() int {
 	return (s.Blank + 1) * (s.OutputTokens - 1) / max(1, s.Chunks-1)
 }
@@ -81,15 +83,15 @@ func (v *visibility) add(s *Sample) {
 	}
 }
 
-// void says why the latencies of a run are not the server's. It returns "" if there is no such reason.
-func (v *visibility) void(sendLag Stats) string {
+// voidReason says why the latencies of a run are not the server's. It returns "" if there is no such reason.
+func (v *visibility) voidReason(sendLag Stats) string {
 	all, worst := 0, 0
 	for way, n := range v.unseen {
 		if all += n; n > v.unseen[worst] {
 			worst = way
 		}
 	}
-	if all < minUnseen || float64(all) <= maxUnseen*float64(v.gaps) || sendLag.P50 > milliseconds(maxReadLate) {
+	if all < minUnseen || float64(all) <= maxUnseen*float64(v.gaps) || sendLag.P50 > render.InMilliseconds(maxReadLate) {
 		return ""
 	}
 	share, s := 100*float64(all)/float64(v.gaps), v.first[worst]

@@ -20,12 +20,13 @@ func piece(text string) string {
 // another reason.
 func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 	const tpot = 20 * time.Millisecond
-	// steady returns a function that writes of(i) at step i. Before each step it sleeps for the duration every.
-	steady := func(every time.Duration, steps int, of func(step int) string) func(stream) {
+	// steady returns a function that writes textOf(i) at step i. Before each step, that function sleeps for the given
+	// pause.
+	steady := func(pause time.Duration, steps int, textOf func(step int) string) func(stream) {
 		return func(s stream) {
 			for i := range steps {
-				time.Sleep(every)
-				s.raw("%s", of(i))
+				time.Sleep(pause)
+				s.raw("%s", textOf(i))
 			}
 		}
 	}
@@ -99,8 +100,8 @@ func TestARunIsVoidWhenItsAnswersWereNotStreamed(t *testing.T) {
 	}
 }
 
-// Up to half of the times between tokens may be unseen. If more are unseen, a limit would be judged on buffered
-// answers.
+// A run is still good if half of the times between tokens cannot be seen. If more than half cannot be seen, a limit
+// would be judged on buffered answers.
 func TestHalfOfTheTimesMayBeUnseen(t *testing.T) {
 	streamed := Sample{First: 1, Last: time.Second, End: time.Second, OutputTokens: 20, WantTokens: 20, Chunks: 20, Pieces: 20, TextBytes: 40}
 	whole := streamed

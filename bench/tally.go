@@ -6,16 +6,17 @@ import (
 	"time"
 
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 )
 
-// Rules name a version of vllm bench serve. Where versions differ, a measurement follows the definitions of this
+// Rules name a version of vllm bench serve. Where versions differ, a measurement follows the definitions of the named
 // version (vllm/benchmarks/lib/endpoint_request_func.py).
 type Rules string
 
 // The rules differ only for chat. In 0.14.1 the chunk that only names the role is the first token, and the usage chunk
-// is the end. The time from the role to the first token then counts as one more time between tokens. Two other
-// differences are not followed. 0.14.1 counts a chat that failed under HTTP 200 as completed, and it counts prompts
-// with its own tokenizer.
+// is the end. The time from the role to the first token then counts as one more time between tokens. A measurement does
+// not follow 0.14.1 in two other points. 0.14.1 counts a chat that failed under HTTP 200 as completed, and it counts
+// prompts with its own tokenizer.
 const (
 	Rules0141 Rules = "0.14.1"
 	Rules033  Rules = "0.33"
@@ -109,9 +110,10 @@ func (l Limit) over(s *Sample, rules Rules) bool {
 	return rules.e2e(s) > l.Max
 }
 
-// Overdue reports whether a pending request is sure to end over the limit or to fail. That is sure if it would be over
-// the limit even if its last pinned token came now (for TTFT: the first token). TPOT and E2EL are not overdue if all
-// tokens have come and only the end is missing.
+// Overdue reports whether a pending request is sure to end over the limit or to fail. That is sure if the request would
+// be over the limit even if its last pinned token arrived now. For TTFT, the first token replaces the last one in this
+// rule. For TPOT and E2EL, a request is not overdue if all its tokens have come and only the end of the answer is
+// missing.
 func (l Limit) Overdue(s *Sample, now time.Duration) bool {
 	served := s.WantTokens > 0 && s.Chunks >= s.WantTokens
 	switch l.Metric {
@@ -146,7 +148,7 @@ type Tally struct {
 type totals struct {
 	requests, completed, failed, good, turns, sessions int
 	prompt, cached, output, want, chunks               int
-	planned, offPlan                                   int // of answers that the server ended: sum of the pinned tokens, and of the tokens too many or too few
+	planned, offPlan                                   int // for answers that the server ended: pinned tokens, and tokens too many or too few
 	end                                                time.Duration
 	failures                                           map[Failure]int
 }
@@ -185,10 +187,10 @@ func (t *Tally) Add(s *Sample) {
 	t.total.requests++
 	t.total.end = max(t.total.end, s.End)
 	if s.Sent > 0 || s.End > 0 {
-		t.sendLag.add(milliseconds(s.SendLag()))
+		t.sendLag.add(render.InMilliseconds(s.SendLag()))
 	}
 	if s.Connected > s.Sent {
-		t.connect.add(milliseconds(s.Connected - s.Sent))
+		t.connect.add(render.InMilliseconds(s.Connected - s.Sent))
 	}
 	if t.rules == Rules0141 && s.Role {
 		t.roles[second(s.Opened)]++
@@ -205,7 +207,7 @@ func (t *Tally) Add(s *Sample) {
 	}
 }
 
-// series adds the role chunks to the chunks with output, if the rules count them.
+// series adds the role chunks to the chunks with output, if the rules count role chunks.
 func (t *Tally) series(output Series) Series {
 	if len(t.roles) == 0 {
 		return output
@@ -241,19 +243,19 @@ func (t *Tally) complete(s *Sample) {
 			t.total.sessions++
 		}
 	}
-	t.ttft.add(milliseconds(t.rules.ttft(s)))
-	t.e2e.add(milliseconds(t.rules.e2e(s)))
+	t.ttft.add(render.InMilliseconds(t.rules.ttft(s)))
+	t.e2e.add(render.InMilliseconds(t.rules.e2e(s)))
 	if tpot, ok := t.rules.tpot(s); ok {
-		t.tpot.add(milliseconds(tpot))
+		t.tpot.add(render.InMilliseconds(tpot))
 	}
 	if len(s.Gaps) > 0 && t.rules.first(s) < s.First { // the time from the role chunk of a chat to its first token
-		t.itl.add(milliseconds(s.First - t.rules.first(s)))
+		t.itl.add(render.InMilliseconds(s.First - t.rules.first(s)))
 	}
 	for _, gap := range s.Gaps {
-		t.itl.add(milliseconds(gap))
+		t.itl.add(render.InMilliseconds(gap))
 	}
-	t.readLag.add(milliseconds(s.ReadLag))
-	t.queue.add(milliseconds(s.Queued))
+	t.readLag.add(render.InMilliseconds(s.ReadLag))
+	t.queue.add(render.InMilliseconds(s.Queued))
 	t.inFlight.add(interval{s.Sent, t.rules.last(s)})
 	t.visibility.add(s)
 	t.judge(s)
@@ -286,15 +288,15 @@ func (t *Tally) measurement(scope Scope) Measurement {
 		PeakInFlight: t.inFlight.peak(), Sessions: Sessions{Turns: t.total.turns, Completed: t.total.sessions},
 	}
 	if scope.Sketches {
-		m.Sketches = Sketches{t.ttft.spread(), t.tpot.spread(), t.itl.spread(), t.e2e.spread()}
+		m.Sketches = Sketches{t.ttft.histogram(), t.tpot.histogram(), t.itl.histogram(), t.e2e.histogram()}
 	}
 	if t.queue.max > 0 {
 		m.Queue = t.queue.stats()
 	}
-	t.void(&m, scope)
+	t.judgePlan(&m, scope)
 	m.rates(t.total.end - scope.Start)
 	if scope.Length > 0 {
-		inServer := (m.E2E.Mean - t.queue.stats().Mean) / 1000 // mean time in the server of a completed request, in seconds
+		inServer := (m.E2E.Mean - t.queue.stats().Mean) / 1000 // mean time of a completed request in the server, in seconds
 		over := scope.Length.Seconds()
 		if inServer > over { // a window shorter than a request shows no steady state, so use the whole run
 			over = m.Duration.Seconds()

@@ -139,8 +139,8 @@ func TestASketchHandlesExtremes(t *testing.T) {
 	}
 }
 
-// The memory of a run of millions of requests must not grow. Once every second and class of latency has occurred, Add
-// allocates nothing.
+// The memory of a run of millions of requests must not grow. When each second and each bucket of latency has occurred
+// before, Add allocates nothing.
 func TestAWarmTallyDoesNotAllocate(t *testing.T) {
 	samples := manySamples(1000, 3)
 	tally := newTally(Rules0141, allLimits)
@@ -189,7 +189,7 @@ func BenchmarkMeasure(b *testing.B) {
 	b.ReportMetric(float64(b.N*len(samples))/b.Elapsed().Seconds(), "req/s")
 }
 
-// Sketches count each value in its class, whether the tally kept the values or not.
+// Sketches count each value in its bucket, whether the tally kept the values or not.
 func TestSketchesCountTheValues(t *testing.T) {
 	limit := 1.005 / 0.995
 	kept, sketched := newExactTally("", nil), newTally("", nil)
@@ -216,7 +216,7 @@ func TestSketchesCountTheValues(t *testing.T) {
 			}
 		}
 		if n += count; in != count {
-			t.Errorf("class %d has %d values, want %d from %g to %g ms", i, count, in, from, to)
+			t.Errorf("bucket %d has %d values, want %d from %g to %g ms", i, count, in, from, to)
 		}
 	}
 	if n != 500 {

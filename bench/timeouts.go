@@ -8,13 +8,13 @@ import (
 	"vllmtuner/render"
 )
 
-// stallLimit is how late a tick may be. If a tick is later, this process itself did not run: it was suspended, swapped
-// out or out of CPU time.
+// stallLimit is how late the tick of each second may be. If a tick is later, this process itself did not run: it was
+// suspended, swapped out or out of CPU time.
 const stallLimit = 500 * time.Millisecond
 
-// watch reports the progress of the run once a second, and ends the run when stop returns true. Either function may be
-// nil.
-func (f *runState) watch(tell func(Progress), stop Stop) {
+// watch passes the progress of the run to report once a second, and ends the run when stop returns true. Both functions
+// may be nil.
+func (f *runState) watch(report func(Progress), stop Stop) {
 	const every = time.Second
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -27,8 +27,8 @@ func (f *runState) watch(tell func(Progress), stop Stop) {
 		}
 		gap := f.now() - last
 		last += gap
-		if tell != nil {
-			tell(f.progress())
+		if report != nil {
+			report(f.progress())
 		}
 		if gap > every+stallLimit { // the answers that came during the stall have not been read yet, so do not call stop now
 			f.mu.Lock()
@@ -49,8 +49,8 @@ func (f *runState) watch(tell func(Progress), stop Stop) {
 	}
 }
 
-// closeOverdue closes connections that have timed out: those with an answer that is silent or goes on for too long, and
-// those that are idle for too long.
+// closeOverdue closes a connection if its answer is silent or goes on for too long, or if the connection itself is idle
+// for too long.
 func (f *runState) closeOverdue() {
 	tick := time.NewTicker(min(time.Second, max(time.Millisecond, f.client.IdleTimeout/8)))
 	defer tick.Stop()

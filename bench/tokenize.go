@@ -22,7 +22,7 @@ import (
 var errNoTokenize = errors.New("the server has no /tokenize")
 
 // countTokens returns the length of a request's prompt in tokens. If the request has no token ids, the server counts
-// them, chat template included (POST /tokenize, vllm/entrypoints/serve/tokenize in 0.14.1).
+// the tokens of its text, chat template included (POST /tokenize, vllm/entrypoints/serve/tokenize in 0.14.1).
 func (c *Client) countTokens(ctx context.Context, r *workload.Request) (int, error) {
 	if r.Tokens != nil {
 		return len(r.Tokens), nil
@@ -73,9 +73,10 @@ func (c *Client) tokenizer(ctx context.Context, path string, question map[string
 }
 
 const (
-	// templateBytes is how many bytes a chat template may add to a text. Llama's, the longest in wide use, adds about 200.
+	// templateBytes is how many bytes a chat template may add to a text. Llama's template, the longest in wide use, adds
+	// about 200 bytes.
 	templateBytes = 512
-	maxCounted    = 256 // limit on the texts that the server counts; the longest ones are counted
+	maxCounted    = 256 // limit on the number of texts whose tokens the server counts; it counts the longest texts
 	countAtOnce   = 8
 	maxNamed      = 3 // limit on the requests that a message names
 )
@@ -90,7 +91,8 @@ type longRequest struct {
 
 // CheckLengths returns a *PreflightError if the prompt and answer of a request are together longer than maxModelLen
 // tokens. A text has at least one byte for each token, so the server only counts the few texts that could be too long.
-// uncounted is how many of these texts were not counted, because the server has no /tokenize or there were too many.
+// CheckLengths also returns how many of these texts were not counted, because the server has no /tokenize or there were
+// too many.
 func (c *Client) CheckLengths(ctx context.Context, requests iter.Seq[*workload.Request], maxModelLen int) (uncounted int, err error) {
 	var over, ask []*longRequest
 	i := -1

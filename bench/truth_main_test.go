@@ -14,8 +14,8 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// The truth server and the client under test run in child processes, so that each has its own runtime and CPU time. The
-// children run this test binary, with their role in an environment variable.
+// The truth server (of package bench/truth) and the client under test run in child processes, so that each has its own
+// runtime and CPU time. The children run this test binary, with their role in an environment variable.
 const (
 	roleVariable   = "BENCH_TEST_ROLE"
 	configVariable = "BENCH_TEST_CONFIG"
@@ -83,7 +83,7 @@ type outcome struct {
 	CPU         time.Duration // CPU time of the run, without the start of the process
 }
 
-// A reported is the client's report of one request.
+// A reported value holds what the client reports about one request.
 type reported struct {
 	Index                        int
 	OK                           bool

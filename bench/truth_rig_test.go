@@ -30,7 +30,8 @@ func childEnv(t *testing.T, role string, config any) []string {
 	return append(os.Environ(), roleVariable+"="+role, configVariable+"="+string(text), "GORACE=atexit_sleep_ms=20")
 }
 
-// startTruth starts a truth server in a child process and returns its URL. stop ends the server and waits for its end.
+// startTruth starts a truth server in a child process and returns its URL. The returned function stop ends the server
+// and waits for its end.
 func startTruth(t *testing.T, config truth.Config) (url string, stop func()) {
 	t.Helper()
 	server := exec.Command(os.Args[0])
@@ -71,13 +72,13 @@ func startTruth(t *testing.T, config truth.Config) (url string, stop func()) {
 
 // A cost is the CPU time and memory that a child used.
 type cost struct {
-	cpu    time.Duration // user and system; of the whole process from runChild, of the run alone from runClient
-	memory int           // peak resident memory in bytes
-	spent  []spent       // the CPU time up to several moments
+	cpu      time.Duration // user and system; runChild gives the CPU time of the whole process, runClient only the CPU time of the run
+	memory   int           // peak resident memory in bytes
+	readings []cpuReading  // CPU time up to several moments
 }
 
-// A spent is the CPU time that a process had used up to a moment.
-type spent struct {
+// A cpuReading is the CPU time that a process had used up to a moment.
+type cpuReading struct {
 	at  time.Time
 	cpu time.Duration
 }
@@ -85,7 +86,7 @@ type spent struct {
 // between returns the CPU time between two times, accurate to some hundredths of a second.
 func (c cost) between(from, to time.Time) time.Duration {
 	var first, last time.Duration
-	for _, s := range c.spent {
+	for _, s := range c.readings {
 		if s.at.Before(from) {
 			first = s.cpu
 		}
@@ -96,8 +97,8 @@ func (c cost) between(from, to time.Time) time.Duration {
 	return last - first
 }
 
-// runChild runs a command to its end and returns its output and its cost. Many times a second it calls watch with the
-// resident memory in bytes, unless watch is nil.
+// runChild runs a command to its end and returns its output and its cost. Many times a second runChild calls watch, if
+// it is not nil, with the resident memory in bytes.
 func runChild(command *exec.Cmd, watch func(resident int)) ([]byte, cost, error) {
 	var out, stderr bytes.Buffer
 	command.Stdout, command.Stderr = &out, &stderr
@@ -118,7 +119,7 @@ func runChild(command *exec.Cmd, watch func(resident int)) ([]byte, cost, error)
 			}
 			return out.Bytes(), c, err
 		case <-tick.C:
-			c.spent = append(c.spent, spent{time.Now(), cpuOf(command.Process.Pid)})
+			c.readings = append(c.readings, cpuReading{time.Now(), cpuOf(command.Process.Pid)})
 			c.memory = max(c.memory, statusOf(command.Process.Pid, "VmHWM:"))
 			if watch != nil {
 				watch(statusOf(command.Process.Pid, "VmRSS:"))
@@ -176,7 +177,8 @@ func runClient(ctx context.Context, t *testing.T, l load, watch func(resident in
 }
 
 // indexed returns the requests of a report whose ids contain the given text. The key is the number at the end of the
-// id. If two have the same number, it takes the later one, because vllm bench serve sends its first request twice.
+// id. If two requests have the same number, this function takes the later one, because vllm bench serve sends its first
+// request twice.
 func indexed(r *truth.Report, contains string) map[int]truth.Request {
 	byIndex := make(map[int]truth.Request)
 	for _, q := range r.Requests {

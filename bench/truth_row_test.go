@@ -13,7 +13,8 @@ import (
 // trueTTFT is the server's TTFT in every row.
 const trueTTFT = 20 * time.Millisecond
 
-// A row is one line of the table: the load of a number of streams in flight, in a closed or an open loop.
+// A row is one line of the table of results. It describes a load: a number of streams in flight, in a closed or an open
+// loop.
 type row struct {
 	streams, tokens int
 	tpot            time.Duration
@@ -129,7 +130,7 @@ func (r row) runOurs(ctx context.Context, t *testing.T, requests int) figures {
 	return f
 }
 
-// perToken returns the CPU time per token in microseconds. In seconds per million tokens the number is the same.
+// perToken returns the CPU time per token in microseconds. CPU seconds per million tokens are the same number.
 func perToken(cpu time.Duration, tokens int) float64 {
 	return float64(cpu.Microseconds()) / float64(max(1, tokens))
 }

@@ -11,7 +11,8 @@ import (
 	"vllmtuner/bench/truth"
 )
 
-// The environment variables that make soak-bench sets. Without BENCH_SOAK the soak has only 4,000 requests.
+// The command `make soak-bench` sets these environment variables. Without BENCH_SOAK the test sends only 4,000
+// requests.
 const (
 	soakVariable     = "BENCH_SOAK"      // number of requests
 	soakFileVariable = "BENCH_SOAK_FILE" // file for the figures
@@ -58,7 +59,7 @@ func TestSoak(t *testing.T) {
 		requests, took.Round(time.Second), float64(requests)/took.Seconds(), perToken(c.cpu, requests), c.memory>>20, early>>20)
 	t.Log(line)
 	if file := os.Getenv(soakFileVariable); file != "" {
-		text := fmt.Sprintf("# Many requests in little memory\n\nWritten by `make soak-bench`. Commit %s, %s, %s.\n\n%s.\n", commit(), time.Now().Format(time.DateOnly), machine(), line)
+		text := fmt.Sprintf("# Many requests in little memory\n\nRead here how much memory and CPU time the load generator needs for a run of many millions of requests.\n\nWritten by `make soak-bench`. Commit %s, %s, %s.\n\n%s.\n", commit(), time.Now().Format(time.DateOnly), machine(), line)
 		if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
 			t.Fatal(err)
 		}

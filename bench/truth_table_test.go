@@ -16,7 +16,8 @@ import (
 	"time"
 )
 
-// The environment variables that make bench-accuracy sets. Without BENCH_ACCURACY the table is skipped.
+// The command `make bench-accuracy` sets these environment variables. Without BENCH_ACCURACY the test of the table is
+// skipped.
 const (
 	accuracyVariable = "BENCH_ACCURACY" // file for the table
 	repeatsVariable  = "BENCH_REPEATS"  // runs of each row; 3 if unset
@@ -47,8 +48,8 @@ func allRows() []row {
 	return rows
 }
 
-// requests returns the number of counted requests of a row. There are at least two for each stream, enough for a p99,
-// and enough for six seconds.
+// requests returns the number of counted requests of a row. There are at least two for each stream, 256 for a p99, and
+// enough for six seconds.
 func (r row) requests() int {
 	const minRequests, minTime = 256, 6 * time.Second
 	waves := max(2, (minRequests+r.streams-1)/r.streams, int(math.Ceil(float64(minTime)/float64(r.answer()))))
@@ -61,8 +62,8 @@ type contestant struct {
 	run  func(ctx context.Context, t *testing.T, r row) figures
 }
 
-// TestAccuracyTable compares this package's client, and vLLM's if it is installed, with the truth server. For each row
-// it runs the clients alternately. Then it writes the table.
+// TestAccuracyTable compares this package's client, and vLLM's if it is installed, with the truth server (package
+// bench/truth). For each row it runs the clients alternately. Then it writes the table.
 func TestAccuracyTable(t *testing.T) {
 	file := os.Getenv(accuracyVariable)
 	if file == "" {
@@ -139,7 +140,7 @@ func (f figures) missed(r row, ours bool) string {
 	return strings.Join(why, "; ")
 }
 
-// columns are the column heads of the table. The function cells returns one line below them.
+// columns are the heads of the table's columns. The function cells returns the texts of one line below these heads.
 var columns = []string{
 	"loop", "streams", "tokens", "ms", "client", "true TTFT p99", "told", "error p50", "error p99", "send lag p99",
 	"true TPOT p50", "told", "true TPOT p99", "told", "true ITL p99", "told", "CPU-s/M tok", "RSS MiB", "server late p99", "server CPU-s/M", "verdict",
@@ -186,7 +187,7 @@ func (b *table) add(t *testing.T, r row, client string, f figures, verdict strin
 	t.Logf("%s, %s: error p99 %.2f ms, %s", client, r, f.Error.P99, verdict)
 }
 
-// end adds to the table how busy the machine was, and prints it.
+// end adds a sentence that says how busy the machine was, and prints the table.
 func (b *table) end() {
 	b.intro += fmt.Sprintf(" The machine was busy for %.0f %% of the time, the server and the clients included.", 100*busyNow().since(b.began))
 	out := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', tabwriter.AlignRight)
@@ -198,6 +199,9 @@ func (b *table) end() {
 
 // explanation is the introduction of the table's page.
 const explanation = `# The client against a server that knows the truth
+
+Read here how far the latencies that tuner bench reports may be from the true ones, and what the client costs in CPU time.
+vllm bench serve is measured beside it.
 
 Written by ` + "`make bench-accuracy`" + `. The server (bench/truth) is a separate process on the same machine. It records when the
 kernel received the last byte of each request, and when it began to write each token. The first token is due after 20 ms, and
@@ -243,7 +247,7 @@ func busyNow() busyTime {
 	return b
 }
 
-// since returns the share of time for which the cores were busy between the readings began and b.
-func (b busyTime) since(began busyTime) float64 {
-	return (b.busy - began.busy) / max(1, b.all-began.all)
+// since returns the share of time for which the cores were busy between an earlier reading and the reading b.
+func (b busyTime) since(earlier busyTime) float64 {
+	return (b.busy - earlier.busy) / max(1, b.all-earlier.all)
 }

@@ -33,5 +33,7 @@ func TestTheClientTellsTheTruth(t *testing.T) {
 	}
 }
 
-// within reports whether value differs from the value of by at most the given share of it.
-func within(value, of, share float64) bool { return value >= of*(1-share) && value <= of*(1+share) }
+// within reports whether value differs from want by at most the given share of want.
+func within(value, want, share float64) bool {
+	return value >= want*(1-share) && value <= want*(1+share)
+}

@@ -20,8 +20,8 @@ type vllmBench struct {
 	version, dir string
 }
 
-// installedVLLMs returns the newest of the installed versions, if there is one. One is enough, because 0.14.1 and
-// 0.32.0 do not differ in what the table shows.
+// installedVLLMs returns the newest of the installed versions, if there is one. One version is enough, because 0.14.1
+// and 0.32.0 do not differ in what the table shows.
 func installedVLLMs(t *testing.T) []contestant {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -47,7 +47,7 @@ func (v *vllmBench) run(ctx context.Context, t *testing.T, r row) figures {
 	samples, c, report := v.measure(ctx, t, r, requests)
 	f := figures{Memory: float64(c.memory) / (1 << 20), ServerCPU: perToken(report.CPU, report.Tokens)}
 	known := indexed(report, "")
-	f.CPU = perToken(c.between(loaded(report, known)), report.Tokens)
+	f.CPU = perToken(c.between(loadPeriod(report, known)), report.Tokens)
 	var pairs []pair
 	var gaps []time.Duration
 	for i, s := range samples[r.leadIn():] {
@@ -66,9 +66,9 @@ func (v *vllmBench) run(ctx context.Context, t *testing.T, r row) figures {
 	return f
 }
 
-// loaded returns the start and the end of the load. The load does not include three things: start-up, the first request
-// (a test of the server), and writing the result.
-func loaded(report *truth.Report, requests map[int]truth.Request) (from, to time.Time) {
+// loadPeriod returns the start and the end of the load. It leaves out three things: start-up, the first request (a test
+// of the server), and writing the result.
+func loadPeriod(report *truth.Report, requests map[int]truth.Request) (from, to time.Time) {
 	first, last := int64(math.MaxInt64), int64(0)
 	for _, q := range requests {
 		first = min(first, q.Received)

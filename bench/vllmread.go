@@ -19,18 +19,18 @@ import (
 type VLLMRun struct {
 	Meta        VLLMMeta
 	Measurement Measurement
-	Samples     []Sample // empty without the lists of --save-detailed; 0.14.1 writes no start times, so there all samples start at 0
+	Samples     []Sample // empty if the file lacks the lists of --save-detailed; 0.14.1 writes no start times, so all its samples start at 0
 }
 
 // ReadVLLMResult reads the JSON of vllm bench serve --save-result (vllm/benchmarks/serve.py, 0.14.1, 0.32 and 0.33). It
 // counts requests over the limits if the file has the lists of --save-detailed. The file must have the given
-// percentiles of TTFT and TPOT, and the 99th. If one is missing, the error names the option that writes it. A missing
-// percentile is not taken as 0 ms, because 0 ms would keep every limit. For the same reason a run without completed
-// requests has no latencies, although vLLM writes 0 ms.
+// percentiles of TTFT and TPOT, and their 99th percentiles. If one is missing, the error names the option that writes
+// it. A missing percentile is not taken as 0 ms, because 0 ms would be within every limit. For the same reason a run
+// without completed requests has no latencies, although vLLM writes 0 ms.
 //
-// A file does not tell everything. Percentiles that it lacks, and the largest latency of a file without lists, are 0.
-// Without lists two numbers are estimates: how many answers have a TPOT, and how many times between tokens there are.
-// vLLM counts an answer that broke off under HTTP 200 as completed.
+// A file does not tell everything. Percentiles that the file lacks, and the largest latency of a file without lists,
+// are 0. Without lists two numbers are estimates: the number of answers with a TPOT, and the number of gaps between
+// tokens. vLLM counts an answer that broke off under HTTP 200 as completed.
 func ReadVLLMResult(text []byte, limits []Limit, percentiles ...float64) (VLLMRun, error) {
 	f, err := readVLLMFields(text)
 	if err != nil {
@@ -93,7 +93,7 @@ func (f *vllmFields) problem() error {
 	return errors.Join(f.wrong...)
 }
 
-// get decodes a field and reports whether it is there and not null.
+// get decodes a field. It reports whether the file has the field with a value other than null.
 func (f *vllmFields) get(key string, to any) bool {
 	raw, ok := f.raw[key]
 	if !ok || string(raw) == "null" {
@@ -130,7 +130,7 @@ func (f *vllmFields) count(key string) int {
 	return int(n)
 }
 
-// duration converts seconds to a duration. An error calls the value by its key.
+// duration converts seconds to a duration. An error names the value by its key.
 func (f *vllmFields) duration(seconds float64, key string) time.Duration {
 	const maxSeconds = 1e7 // about four months; larger values are errors, because their sums could overflow
 	if seconds < 0 || seconds > maxSeconds {
@@ -180,8 +180,8 @@ func (f *vllmFields) meta() VLLMMeta {
 	return m
 }
 
-// measurement returns the figures. It computes them from the lists if there are any. Otherwise it takes them as vLLM
-// wrote them.
+// measurement returns the figures of the run. If the file has lists, this method computes the figures from the lists.
+// Otherwise it takes the figures that vLLM wrote.
 func (f *vllmFields) measurement(run *VLLMRun, limits []Limit, percentiles []float64) Measurement {
 	duration := f.duration(f.nonNegative("duration"), "duration")
 	m := Measurement{Window: duration, Exact: true, PromptTokens: f.count("total_input_tokens"), OutputTokens: f.count("total_output_tokens")}
@@ -265,10 +265,10 @@ func (f *vllmFields) lists() *vllmLists {
 	}
 	n := len(l.ttfts)
 	f.get("input_lens", &l.input)
-	if !f.get("start_times", &l.started) { // 0.14.1
+	if !f.get("start_times", &l.started) { // vLLM 0.14.1 writes no start times
 		l.started = make([]float64, n)
 	}
-	if !f.get("latencies", &l.latencies) { // 0.14.1: sum up the parts
+	if !f.get("latencies", &l.latencies) { // vLLM 0.14.1 writes no latencies, so sum up the parts
 		for i := range min(n, len(l.itls)) {
 			latency := l.ttfts[i]
 			for _, gap := range l.itls[i] {
@@ -279,7 +279,7 @@ func (f *vllmFields) lists() *vllmLists {
 	}
 	for _, other := range []int{len(l.input), len(l.output), len(l.itls), len(l.latencies), len(l.started), len(l.errors)} {
 		if other != n {
-			f.wrong = append(f.wrong, fmt.Errorf("the lists of requests differ in length: ttfts has %d, another %d", n, other))
+			f.wrong = append(f.wrong, fmt.Errorf("the lists of requests differ in length: ttfts has %d values, another list has %d", n, other))
 			return nil
 		}
 	}
@@ -292,7 +292,7 @@ func (f *vllmFields) samples() []Sample {
 	if l == nil {
 		return nil
 	}
-	begin := math.Inf(1) // in 0.33, times count from the boot of the machine
+	begin := math.Inf(1) // the earliest start; in 0.33, times count from the boot of the machine, so this start becomes 0
 	for i, started := range l.started {
 		if l.errors[i] == "" {
 			begin = min(begin, started)
@@ -305,7 +305,7 @@ func (f *vllmFields) samples() []Sample {
 	return all
 }
 
-// sample returns the i-th request.
+// sample returns the i-th request as a Sample.
 func (f *vllmFields) sample(l *vllmLists, i int, begin float64) Sample {
 	start := f.duration(max(0, l.started[i]-begin), fmt.Sprintf("start_times[%d]", i))
 	end := start + f.duration(l.latencies[i], fmt.Sprintf("latencies[%d]", i))

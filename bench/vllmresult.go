@@ -3,36 +3,37 @@ package bench
 import (
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
 	"slices"
 	"strconv"
 	"time"
+
+	"vllmtuner/foreign"
 )
 
 // A VLLMMeta describes a run in the result of vllm bench serve.
 type VLLMMeta struct {
 	Date           time.Time
 	Backend        string // openai or openai-chat
-	Label          string // "" is null
+	Label          string // "" is written as null
 	Model          string
 	Tokenizer      string            // "" means the tokenizer of the model
 	Prompts        int               // planned requests
 	Rate           float64           // requests per second; 0 or infinite is written as "inf"
 	Burstiness     float64           // burstiness of the arrivals: 1 is Poisson; infinite means constant gaps and is written as "inf"
-	MaxConcurrency int               // 0 is null
+	MaxConcurrency int               // 0 is written as null
 	Metadata       map[string]string // from --metadata KEY=VALUE
-	Workload       string            // the workload in words; if empty, workload, seed and natural are left out
+	Workload       string            // description of the workload; if it is empty, the result has no workload, seed or natural
 	Seed           uint64            // seed of the workload
-	Natural        bool              // lengths of answers were not pinned
+	Natural        bool              // the lengths of answers were not pinned (fixed by the requests)
 }
 
 // A VLLMResult is a measurement in the format of vllm bench serve --save-result: a flat JSON object. Names, units and
-// the choice of requests are as in main_async and benchmark in vllm/benchmarks/serve.py (0.14.1, 0.32 and 0.33). Fields
-// that vLLM does not have come last, under other names. vllm bench sweep plot and plot_pareto (vllm/benchmarks/sweep)
-// read lists of such objects from files called summary.json.
+// the choice of requests are as in the functions main_async and benchmark of vllm/benchmarks/serve.py (0.14.1, 0.32 and
+// 0.33). The last fields are our own, with names that vLLM does not use. vllm bench sweep plot and plot_pareto
+// (vllm/benchmarks/sweep) read lists of such objects from files called summary.json.
 type VLLMResult struct{ fields []vllmField }
 
 type vllmField struct {
@@ -45,7 +46,7 @@ const vllmDate = "20060102-150405"
 // vllmPercentiles are the percentiles in a Stats.
 var vllmPercentiles = []float64{50, 90, 95, 99, 99.9}
 
-// percentile returns the field of a percentile, or nil if it is none of vllmPercentiles.
+// percentile returns the field that holds the percentile p, or nil if p is not in vllmPercentiles.
 func (s *Stats) percentile(p float64) *float64 {
 	return map[float64]*float64{50: &s.P50, 90: &s.P90, 95: &s.P95, 99: &s.P99, 99.9: &s.P999}[p]
 }
@@ -55,13 +56,13 @@ func vllmKey(p float64, metric string) string {
 	return "p" + strconv.FormatFloat(p, 'g', -1, 64) + "_" + metric + "_ms"
 }
 
-// NewVLLMResult returns the result of a measurement. details are the counted samples for the lists of --save-detailed.
-// If details is nil, the result has no lists. A metadata key that is also a field of the result is an error. In vLLM,
-// one of the two silently replaces the other.
-func NewVLLMResult(m Measurement, meta VLLMMeta, details []Sample) (VLLMResult, error) {
+// NewVLLMResult returns the result of a measurement. If samples is not nil, it holds the counted samples, and the
+// result has the lists of --save-detailed. Otherwise the result has no lists. A metadata key that is also a field of
+// the result is an error. In vLLM, one of the two values silently replaces the other.
+func NewVLLMResult(m Measurement, meta VLLMMeta, samples []Sample) (VLLMResult, error) {
 	var r VLLMResult
 	r.head(meta)
-	r.body(&m, details)
+	r.body(&m, samples)
 	if meta.Workload != "" {
 		r.add("workload", meta.Workload)
 		r.add("seed", meta.Seed)
@@ -79,15 +80,15 @@ func NewVLLMResult(m Measurement, meta VLLMMeta, details []Sample) (VLLMResult, 
 
 func (r *VLLMResult) add(key string, value any) { r.fields = append(r.fields, vllmField{key, value}) }
 
-// orNull returns a value, or null if there is none.
-func orNull(there bool, value any) any {
-	if !there {
+// orNull returns the value. If there is no value (exists is false), orNull returns nil, which becomes null in JSON.
+func orNull(exists bool, value any) any {
+	if !exists {
 		return nil
 	}
 	return value
 }
 
-// orInf returns a number, or "inf" if it is infinite, as vLLM writes it. JSON has no infinity.
+// orInf returns the number n. An infinite number becomes the text "inf", as in vLLM, because JSON has no infinity.
 func orInf(n float64) any {
 	if math.IsInf(n, 1) {
 		return "inf"
@@ -116,8 +117,8 @@ func (r *VLLMResult) head(meta VLLMMeta) {
 	r.add("max_concurrency", orNull(meta.MaxConcurrency > 0, meta.MaxConcurrency))
 }
 
-// body adds the fields that the function benchmark of vLLM writes, and then those that vLLM does not have.
-func (r *VLLMResult) body(m *Measurement, details []Sample) {
+// body adds the fields that the function benchmark of vLLM writes, and then the fields that vLLM does not have.
+func (r *VLLMResult) body(m *Measurement, samples []Sample) {
 	r.add("duration", m.Duration.Seconds())
 	r.add("completed", m.Completed)
 	r.add("failed", m.Failed)
@@ -127,8 +128,8 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 	r.add("request_goodput", orNull(len(m.Over) > 0, m.Goodput))
 	r.add("output_throughput", m.OutputThroughput)
 	r.add("total_token_throughput", m.TotalThroughput)
-	if details != nil {
-		r.details(details, m.Rules)
+	if samples != nil {
+		r.details(samples, m.Rules)
 	}
 	r.add("max_output_tokens_per_s", float64(m.PeakChunks))
 	r.add("max_concurrent_requests", m.PeakInFlight)
@@ -154,7 +155,8 @@ func (r *VLLMResult) body(m *Measurement, details []Sample) {
 	r.add("void", m.Void)
 }
 
-// stats adds one metric. If no request was completed, vLLM writes 0 ms, which would keep every limit. So stats writes null.
+// stats adds one metric. If no request was completed, vLLM writes 0 ms. That would be within every limit, so this
+// method writes null.
 func (r *VLLMResult) stats(metric string, s Stats, m *Measurement) {
 	completed := m.Completed > 0
 	r.add("mean_"+metric+"_ms", orNull(completed, s.Mean))
@@ -166,7 +168,8 @@ func (r *VLLMResult) stats(metric string, s Stats, m *Measurement) {
 }
 
 // details adds one list for each property of a request. Times are in seconds. A request that did not end well has zero
-// output and latencies, and its failure is in errors. start_times are due times, because latencies count from there.
+// output and latencies, and its failure is in the list errors. The list start_times holds the due times of requests,
+// because latencies count from the due times.
 func (r *VLLMResult) details(samples []Sample, rules Rules) {
 	n := len(samples)
 	input, output := make([]int, n), make([]int, n)
@@ -212,11 +215,11 @@ func (r VLLMResult) MarshalJSON() ([]byte, error) {
 		if i > 0 {
 			b.WriteByte(',')
 		}
-		key, err := json.Marshal(f.key)
+		key, err := foreign.JSON(f.key, "", "")
 		if err != nil {
 			return nil, err
 		}
-		value, err := json.Marshal(f.value)
+		value, err := foreign.JSON(f.value, "", "")
 		if err != nil {
 			return nil, fmt.Errorf("field %s: %w", f.key, err)
 		}

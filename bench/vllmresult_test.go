@@ -73,8 +73,8 @@ func rewritten(t *testing.T, name string, limits []Limit) (written, file map[str
 
 // Measure computes the figures of a real run from its requests. They must equal the figures that vllm bench serve
 // wrote. The tolerance allows for the nanosecond resolution of time.Duration. 0.14.1 writes no start times, so the
-// peaks cannot be compared. It writes no latencies either. They are computed as sums of an answer's parts and are a
-// microsecond too long, because 0.14.1 reads the clock twice at the first token.
+// peaks cannot be compared. It writes no latencies either, so ReadVLLMResult sums up the parts of an answer. These sums
+// are a microsecond too long, because 0.14.1 reads the clock twice at the first token.
 func TestMeasureAgreesWithVLLMsOwnFigures(t *testing.T) {
 	slow := []Limit{{MetricTTFT, time.Hour}}
 	for _, row := range []struct {
@@ -94,7 +94,7 @@ func TestMeasureAgreesWithVLLMsOwnFigures(t *testing.T) {
 			got, there := ours[key]
 			want := theirs[key]
 			if list, ok := want.([]any); ok && key == "start_times" {
-				want = since(list)
+				want = sinceEarliest(list)
 			}
 			if !there || !near(got, want, row.tolerance) {
 				t.Errorf("%s: %s = %v, want %v", row.name, key, got, want)
@@ -103,8 +103,8 @@ func TestMeasureAgreesWithVLLMsOwnFigures(t *testing.T) {
 	}
 }
 
-// since returns times relative to the earliest one.
-func since(list []any) []any {
+// sinceEarliest returns times relative to the earliest one.
+func sinceEarliest(list []any) []any {
 	earliest := math.Inf(1)
 	for _, v := range list {
 		earliest = min(earliest, v.(float64))
@@ -137,8 +137,8 @@ func near(a, b any, tolerance float64) bool {
 	return reflect.DeepEqual(a, b)
 }
 
-// The wanted counts were computed from the file's lists with numpy: 6 requests over 12 ms, 20 over 1.1 ms a token, 27
-// over 45 ms, and 29 over no limit.
+// The wanted counts were computed from the file's lists with numpy: 6 requests over 12 ms of TTFT, 20 over 1.1 ms of
+// TPOT, 27 over 45 ms of E2EL, and 29 over no limit.
 func TestGoodputOfARealRun(t *testing.T) {
 	ms := time.Millisecond
 	run, err := ReadVLLMResult(testdata(t, "vllm-0.32-openai.json"), []Limit{{MetricTTFT, 12 * ms}, {MetricTPOT, 1100 * time.Microsecond}, {MetricE2EL, 45 * ms}})
@@ -202,7 +202,7 @@ func TestFailuresOfAResultKeepTheirKind(t *testing.T) {
 	}
 }
 
-// changed returns a file with some of its fields replaced by JSON; "" removes a field.
+// changed returns a file with some of its fields replaced by JSON. The text "" removes a field.
 func changed(t *testing.T, name string, changes map[string]string) []byte {
 	t.Helper()
 	var fields map[string]json.RawMessage
@@ -237,7 +237,7 @@ func TestABadResultIsRefused(t *testing.T) {
 		{"half a request", "vllm-0.32-chat.json", map[string]string{"completed": "59.5"}, "completed: 59.5 is not a count"},
 		{"an endless run", "vllm-0.32-chat.json", map[string]string{"duration": "1e300"}, "duration: is 1e+300 s, must be 0 to 1e+07 s"},
 		{"an unknown rate", "vllm-0.32-chat.json", map[string]string{"request_rate": `"fast"`}, `request_rate: is "fast", must be a number or "inf"`},
-		{"lists of different lengths", "vllm-0.14.1.json", map[string]string{"ttfts": "[1]"}, "the lists of requests differ in length: ttfts has 1, another 12"},
+		{"lists of different lengths", "vllm-0.14.1.json", map[string]string{"ttfts": "[1]"}, "the lists of requests differ in length: ttfts has 1 values, another list has 12"},
 		{"an impossible time", "vllm-0.14.1.json", map[string]string{"ttfts": "[1e30,0,0,0,0,0,0,0,0,0,0,0]"}, "ttfts[0]: is 1e+30 s"},
 	} {
 		_, err := ReadVLLMResult(changed(t, row.file, row.changes), nil, 99.9)

@@ -21,8 +21,8 @@ func buildStatic(t *testing.T, binary, version string) {
 	if runtime.GOOS != "linux" {
 		t.Skipf("a static binary is built on Linux, this is %s", runtime.GOOS)
 	}
-	// go test does not know which files make reads. The test opens some of them too, so that go test runs it again when
-	// they change.
+	// go test keeps a test's result until a file changes that the test itself has opened. make opens these files in
+	// another process, so the test opens them too.
 	for _, watched := range []string{"../Makefile", "../go.mod", "../cmd/tuner"} {
 		file, err := os.Open(watched)
 		must(t, err)

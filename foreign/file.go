@@ -14,9 +14,9 @@ import (
 // ErrNoFile means that a path does not lead to a regular file, but for example to a directory or a pipe.
 var ErrNoFile = errors.New("it is not a file")
 
-// OpenRegular calls open with flag, and returns an error if the result is not a regular file. A pipe could block its
-// reader for ever, and a device may have no end. O_NONBLOCK keeps open from blocking on a pipe; it has no effect on a
-// file.
+// OpenRegular calls open with the given flag, and returns an error if the result is not a regular file. A pipe could
+// block its reader for ever, and a device may have no end. OpenRegular adds the flag O_NONBLOCK, which keeps open from
+// blocking on a pipe. The flag has no effect on a regular file.
 func OpenRegular(flag int, open func(flag int) (*os.File, error)) (*os.File, error) {
 	file, err := open(flag | unix.O_NONBLOCK | unix.O_NOCTTY)
 	// If this host is an NFS server, another host may have a lease on the file. A blocking open waits until that host

@@ -20,7 +20,7 @@ type Writer struct {
 	mu      sync.Mutex
 	state   escape
 	return_ bool // the last character was a carriage return
-	rest    pieces
+	rest    partialRune
 	out     []byte
 }
 
@@ -59,11 +59,11 @@ func (w *Writer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// A pieces holds the first bytes of a character whose other bytes have not been written yet.
-type pieces []byte
+// A partialRune holds the first bytes of a character whose other bytes have not been written yet.
+type partialRune []byte
 
 // decode calls keep with each character that is complete.
-func (p *pieces) decode(b []byte, keep func(r rune)) {
+func (p *partialRune) decode(b []byte, keep func(r rune)) {
 	rest := append(*p, b...)
 	for len(rest) > 0 && utf8.FullRune(rest) {
 		r, size := utf8.DecodeRune(rest)

@@ -105,3 +105,51 @@ func TestDocumentsLoseNothingAndHideNothing(t *testing.T) {
 		t.Errorf("YAML with nothing hidden is %q, %v", plain, err)
 	}
 }
+
+func TestDocumentsKeepTheOrderOfTheFields(t *testing.T) {
+	type inner struct {
+		Z []int          `json:"z"`
+		Y map[string]int `json:"y"`
+	}
+	value := struct {
+		B     string         `json:"b"`
+		A     *inner         `json:"a"`
+		Null  *int           `json:"null"`
+		Rates []float64      `json:"rates"`
+		List  []inner        `json:"list"`
+		Map   map[string]any `json:"map"`
+	}{"p99 <= 60 ms & more", &inner{[]int{}, map[string]int{}}, nil, []float64{1e-9, 2.50, 1e21, 12345678}, []inner{{Z: []int{1, 2}}}, map[string]any{"d": 1, "c": true}}
+	const wantYAML = `b: p99 <= 60 ms & more
+a:
+  z: []
+  "y": {}
+"null": null
+rates:
+- 1e-9
+- 2.5
+- 1e+21
+- 12345678
+list:
+- z:
+  - 1
+  - 2
+  "y": null
+map:
+  c: true
+  d: 1
+`
+	if got, err := YAML(value); err != nil || string(got) != wantYAML {
+		t.Errorf("the YAML is, %v\n%s\nwant\n%s", err, got, wantYAML)
+	}
+	const wantJSON = `{"b":"p99 <= 60 ms & more","a":{"z":[],"y":{}},"null":null,"rates":[1e-9,2.5,1e+21,12345678],"list":[{"z":[1,2],"y":null}],"map":{"c":true,"d":1}}`
+	if got, err := JSON(value, "", ""); err != nil || string(got) != wantJSON {
+		t.Errorf("the JSON is %s, %v, want %s", got, err, wantJSON)
+	}
+	var indented strings.Builder
+	if err := WriteJSON(&indented, value.List); err != nil || indented.String() != "[\n  {\n    \"z\": [\n      1,\n      2\n    ],\n    \"y\": null\n  }\n]\n" {
+		t.Errorf("indented, the JSON is %q, %v", indented.String(), err)
+	}
+	if err := WriteJSON(&indented, func() {}); err == nil {
+		t.Error("a function was written as JSON")
+	}
+}

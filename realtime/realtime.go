@@ -1,10 +1,11 @@
-// Package realtime marks the tests for which the race detector is too slow. make test-real-time runs these tests
-// without it.
+// Package realtime marks the tests for which the race detector is too slow. The command `make test-real-time` runs
+// these tests without the race detector.
 package realtime
 
 import "testing"
 
-// Only skips a test under the race detector. The reason says why the test would prove nothing there or take too long.
+// Only lets the test t run without the race detector, and skips it under the race detector. The reason says why the
+// test would prove nothing there or take too long.
 func Only(t testing.TB, reason string) {
 	t.Helper()
 	if RaceDetector {

@@ -13,7 +13,7 @@ import (
 // Error writes an error for a person. It leaves out the names of functions and system calls that Go's library adds.
 func Error(err error) string {
 	text := err.Error()
-	each(err, func(err error) {
+	visitAll(err, func(err error) {
 		words := ""
 		switch e := err.(type) {
 		case *fs.PathError:
@@ -42,18 +42,18 @@ func Error(err error) string {
 	return text
 }
 
-// each calls visit with an error, and then with each error that it wraps.
-func each(err error, visit func(error)) {
+// visitAll calls visit with an error, and then with each error that the first one wraps.
+func visitAll(err error, visit func(error)) {
 	if err == nil {
 		return
 	}
 	visit(err)
 	switch e := err.(type) {
 	case interface{ Unwrap() error }:
-		each(e.Unwrap(), visit)
+		visitAll(e.Unwrap(), visit)
 	case interface{ Unwrap() []error }:
 		for _, one := range e.Unwrap() {
-			each(one, visit)
+			visitAll(one, visit)
 		}
 	}
 }

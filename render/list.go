@@ -27,7 +27,8 @@ func (t *Text) Item(name, format string, args ...any) {
 	t.WriteString(Hang(pad(name, width, false), fmt.Sprintf(format, args...), blank(width), t.Columns()))
 }
 
-// Paragraph adds a text, broken between words. The first line keeps its indent, and the others begin with the margin.
+// Paragraph adds a text and breaks it between words. The first line keeps its indent, and the other lines begin with
+// the margin.
 func (t *Text) Paragraph(text, margin string) {
 	t.WriteString(Paragraph(text, margin, t.Columns()))
 }

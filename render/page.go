@@ -30,7 +30,7 @@ func (p *Page) Show(text, version string) error {
 		head = otherPage + goHome
 	}
 	_, height, _ := terminalSize(p.w)
-	lines := strings.Split(strings.TrimSuffix(clean(p.w, text), "\n"), "\n")
+	lines := strings.Split(strings.TrimSuffix(filtered(p.w, text), "\n"), "\n")
 	if room := height - 1; room > 0 && len(lines) > room {
 		lines = append(lines[:room-1], "…")
 	}

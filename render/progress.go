@@ -14,7 +14,8 @@ var (
 )
 
 // A Progress shows how far a long task is. On a terminal it redraws the last line; elsewhere it writes a line every
-// LogEvery. The last line leaves the last column free, because a terminal begins a new line after it.
+// LogEvery. The redrawn line leaves the terminal's last column free, because a terminal begins a new line after that
+// column.
 type Progress struct {
 	w     io.Writer
 	began time.Time
@@ -46,7 +47,7 @@ func (p *Progress) Quietly() *Progress {
 	return p
 }
 
-// draw redraws the last line every DrawEvery: the remaining time changes, and the terminal may become narrower.
+// draw redraws the last line every DrawEvery, because the remaining time changes and the terminal may become narrower.
 func (p *Progress) draw() {
 	defer close(p.gone)
 	tick := time.NewTicker(DrawEvery)
@@ -58,7 +59,7 @@ func (p *Progress) draw() {
 		case <-tick.C:
 			p.mu.Lock()
 			if p.stage != (Stage{}) {
-				fmt.Fprint(unfiltered(p.w), "\r"+clean(p.w, p.stage.line(Columns(p.w)-1))+eraseLine)
+				fmt.Fprint(unfiltered(p.w), "\r"+filtered(p.w, p.stage.line(Columns(p.w)-1))+eraseLine)
 				p.shown = true
 			}
 			p.mu.Unlock()
@@ -66,7 +67,7 @@ func (p *Progress) draw() {
 	}
 }
 
-// Show sets the stage for the last line. In a log it writes a line if the last one is older than LogEvery.
+// Show sets the stage for the last line. In a log it writes a new line if the log's last line is older than LogEvery.
 func (p *Progress) Show(s Stage) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -181,11 +182,11 @@ func (s Stage) line(width int) string {
 	return Clip(short, width)
 }
 
-// After returns when a task ends that still needs the duration left. It returns the zero time if left is 0, which means
-// not known.
-func After(left time.Duration) time.Time {
-	if left <= 0 {
+// After returns the time at which a task will end, given its remaining time. If the remaining time is 0, it is not
+// known, and After returns the zero time.
+func After(remaining time.Duration) time.Time {
+	if remaining <= 0 {
 		return time.Time{}
 	}
-	return time.Now().Add(left)
+	return time.Now().Add(remaining)
 }

@@ -12,7 +12,7 @@ func TestFigures(t *testing.T) {
 		{Done(12, 30, "trial"), "12 of 30 trials done"}, {Done(0, 1, "trial"), "0 of 1 trial done"}, {Done(1, 0, "trial"), "1 trial done"},
 		{Of(1, 40, "request"), "1 of 40 requests"}, {Of(0, 1, "request"), "0 of 1 request"}, {All(3, "row"), "all 3 rows"}, {All(1, "row"), "the only row"},
 		{Are(1, "request"), "1 request is"}, {Are(0, "request"), "0 requests are"},
-		{Share(0.43), "43 %"}, {Share(0.0126), "1.3 %"}, {Share(0.0001), "< 0.1 %"}, {Percent(0.04), "+4 %"}, {Percent(-0.001), "0 %"}, {Percent(0.001), "0 %"}, {Percent(-0.126), "-13 %"},
+		{Share(0.43), "43 %"}, {Share(0.0126), "1.3 %"}, {Share(0.0001), "< 0.1 %"}, {Percent(0.04), "+4 %"}, {ShortPercent(-0.126), "-13%"}, {ErrorShare(0.043), "± 4.3 %"}, {ErrorShare(0.0001), "< 0.1 %"}, {Percent(-0.001), "0 %"}, {Percent(0.001), "0 %"}, {Percent(-0.126), "-13 %"},
 		{Span(0), "0 s"}, {Span(59600 * time.Millisecond), "1 min"}, {Span(130 * time.Second), "2 min 10 s"}, {Span(10*time.Minute + 20*time.Second), "10 min"},
 		{Span(59*time.Minute + 40*time.Second), "1 h 00 min"}, {Span(123 * time.Minute), "2 h 03 min"},
 		{Took(0), "0 s"}, {Took(710 * time.Microsecond), "710 µs"}, {Took(2260 * time.Microsecond), "2.3 ms"}, {Took(999600 * time.Nanosecond), "1 ms"},
@@ -22,6 +22,8 @@ func TestFigures(t *testing.T) {
 		{bar(0.5, 8), "████░░░░"}, {bar(2, 3), "███"},
 		{Number(2.7149), "2.71"}, {Number(999.7), "1000"}, {Number(12345), "12345"}, {Number(-1234.5), "-1234"},
 		{Number(0.01), "0.01"}, {Number(0), "0"},
+		{Rate(2), "2"}, {Rate(2.0594), "2.059"}, {Rate(0.0234), "0.0234"}, {Rate(0.00012), "0.00012"}, {Rate(123.45), "123.5"},
+		{Rate(9999.4), "9999"}, {Rate(9999.6), "10000"}, {Rate(12345), "12345"}, {Rate(99999.7), "100000"},
 	} {
 		if c.got != c.want {
 			t.Errorf("%q, want %q", c.got, c.want)
@@ -59,7 +61,7 @@ func FuzzClip(f *testing.F) {
 // A table that is too wide clips cells first, and then drops columns.
 func TestTableFits(t *testing.T) {
 	table := Table{
-		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", Min: 6, Rank: 3}},
+		Columns: []Column{{Head: "name"}, {Head: "n", Right: true, Rank: 1}, {Head: "age", Rank: 2}, {Head: "what it is", ShrinkTo: 6, Rank: 3}},
 		Rows:    [][]string{{"a", "1", "3 s", "a text that is long"}, {"模型", "20", "14 min", "short"}},
 	}
 	for _, c := range []struct {
@@ -175,8 +177,8 @@ func TestBytes(t *testing.T) {
 func TestTableParts(t *testing.T) {
 	table := Table{
 		Columns: []Column{
-			{Head: "name", Alone: true, Min: 6}, {Head: "p50", Group: "TTFT ms", Right: true}, {Head: "p99", Group: "TTFT ms", Right: true, Least: 5},
-			{Right: true}, {Head: "flags", Wraps: true, Min: 8},
+			{Head: "name", Alone: true, ShrinkTo: 6}, {Head: "p50", Group: "TTFT ms", Right: true}, {Head: "p99", Group: "TTFT ms", Right: true, MinWidth: 5},
+			{Right: true}, {Head: "flags", Wraps: true, ShrinkTo: 8},
 		},
 		Rows:   [][]string{{"short", "1", "20", "", "a=1 b=2 c=3"}, {"a long name", "3", "4", "", "a=1"}},
 		Under:  []string{"it was late in each of its runs"},
@@ -206,8 +208,30 @@ func TestTableParts(t *testing.T) {
 			t.Errorf("in %d columns it is%s\nwant%s", c.width, got, c.want)
 		}
 	}
-	rows := Table{Columns: []Column{{Least: 4}, {}}, Rows: [][]string{{"a", "b"}}}
+	rows := Table{Columns: []Column{{MinWidth: 4}, {}}, Rows: [][]string{{"a", "b"}}}
 	if got := rows.Lines(80); len(got) != 1 || got[0] != "a     b" {
 		t.Errorf("a table without heads is %q", got)
+	}
+}
+
+// A line never ends between a sign, its number and its unit, if all of them fit into a line.
+func TestWrapKeepsUnits(t *testing.T) {
+	for _, c := range []struct {
+		text string
+		n    int
+		want string
+	}{
+		{"it carries 2.5 req/s", 14, "it carries|2.5 req/s"}, {"it carries 2.5 req/s", 20, "it carries 2.5 req/s"},
+		{"a gain of +4 %, likely", 12, "a gain of|+4 %, likely"}, {"after (2 min 10 s)", 8, "after|(2 min|10 s)"},
+		{"2.4–2.6 req/s", 7, "2.4–2.6|req/s"}, {"of 30 trials", 5, "of 30|trials"}, {"p99 TTFT 60 s", 11, "p99 TTFT|60 s"},
+		{"p99 TPOT <= 60 ms", 16, "p99 TPOT|<= 60 ms"}, {"a share of (< 0.1 %)", 16, "a share of|(< 0.1 %)"}, {"at <= 60 ms", 5, "at|<= 60|ms"},
+		{"version 0.33, s", 13, "version 0.33,|s"},
+	} {
+		if got := strings.Join(Wrap(c.text, c.n), "|"); got != c.want {
+			t.Errorf("Wrap(%q, %d) = %q, want %q", c.text, c.n, got, c.want)
+		}
+	}
+	if got, want := Hang("rate  ", "the winner: 2.5 req/s", "      ", 20), "rate  the winner:\n      2.5 req/s\n"; got != want {
+		t.Errorf("Hang returns %q, want %q", got, want)
 	}
 }

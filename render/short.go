@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// ShortNames maps each flag to its initials, so that points fit a line. A number distinguishes flags with the same
-// initials.
+// ShortNames maps each flag to its initials, so that a choice of flags fits a line. A number distinguishes flags with
+// the same initials.
 func ShortNames(names []string) map[string]string {
 	short, taken := map[string]string{}, map[string]int{}
 	for _, name := range slices.Sorted(slices.Values(names)) {

@@ -9,27 +9,28 @@ import (
 // A Column is a column of a Table.
 type Column struct {
 	Head  string
-	Group string // head above the heads of neighbouring columns that have the same one
+	Group string // head above the heads of neighbouring columns that have the same Group
 	Right bool   // align the cells on the right
-	Min   int    // smallest width to which cells may be clipped or wrapped; 0 means that they never are
 	Rank  int    // a table that is too wide drops the column with the highest rank first; 0 means that the column is never dropped
-	Least int    // smallest width, for rows that are written one by one and must stand below each other
 
-	// Wraps makes cells that are wider than the column go on in lines below, instead of clipping them. Min says how far
-	// the column may shrink.
+	MinWidth int // width of the column even if its cells are shorter; it aligns tables that stand below each other
+	ShrinkTo int // width down to which cells may be clipped or wrapped; 0 means that they never are
+
+	// If Wraps is true, cells that are wider than the column go on in lines below and are not clipped. ShrinkTo says how
+	// far the column may shrink.
 	Wraps bool
 	// Alone is for the first column: a cell that is wider than the column gets a line of its own above its row.
 	Alone bool
 }
 
-// A Table fits its cells into the width of a terminal. It leaves out a column without any text, and the line of the
-// heads if there is none.
+// A Table fits its cells into the width of a terminal. It leaves out a column in which no cell has a text. It also
+// leaves out the line of the heads if no column has a head.
 type Table struct {
 	Columns []Column
 	Rows    [][]string
 	Under   []string // texts below the rows, such as why a row has no figures; "" or a missing text adds nothing
 	Indent  int      // number of blanks before each line
-	Gap     int      // number of blanks between columns; 0 means 2, or 1 for a table that folds, which has many narrow columns
+	Gap     int      // number of blanks between columns; 0 means 2, or 1 in a table that folds, whose columns are many and narrow
 
 	// Folds makes a table break heads that are longer than their cells. Columns that do not fit follow in another block
 	// below, which repeats the first column. A table without Folds clips cells and drops columns instead.
@@ -48,19 +49,8 @@ func (t *Table) Add(c Column, cells []string) {
 // Lines returns the lines of the heads and one line for each row. These lines are wider than width only if no more
 // columns may be clipped, dropped or moved into another block.
 func (t Table) Lines(width int) (lines []string) {
-	shown := make([]int, len(t.Columns)) // width of each column; 0 means dropped
-	for i, c := range t.Columns {
-		shown[i] = c.Least
-		for _, piece := range t.headPieces(c) {
-			shown[i] = max(shown[i], Width(strings.TrimSpace(piece)))
-		}
-		for _, row := range t.Rows {
-			shown[i] = max(shown[i], Width(row[i]))
-		}
-	}
+	shown := t.widths(width)
 	if !t.Folds {
-		t.shrink(shown, width)
-		t.drop(shown, width)
 		return t.block(shown, width)
 	}
 	for next := 1; next < len(shown); {
@@ -77,10 +67,32 @@ func (t Table) Lines(width int) (lines []string) {
 	return lines
 }
 
+// Shows reports whether Lines(width) shows a column, given by its index.
+func (t Table) Shows(column, width int) bool { return t.widths(width)[column] > 0 }
+
+// widths returns the width of each column; 0 means that the column is dropped.
+func (t Table) widths(width int) []int {
+	shown := make([]int, len(t.Columns))
+	for i, c := range t.Columns {
+		shown[i] = c.MinWidth
+		for _, piece := range t.headPieces(c) {
+			shown[i] = max(shown[i], Width(strings.TrimSpace(piece)))
+		}
+		for _, row := range t.Rows {
+			shown[i] = max(shown[i], Width(row[i]))
+		}
+	}
+	if !t.Folds {
+		t.shrink(shown, width)
+		t.drop(shown, width)
+	}
+	return shown
+}
+
 // shrink reduces the widths of columns that may be clipped. It begins with the last column.
 func (t Table) shrink(shown []int, width int) {
 	for i := len(shown) - 1; i >= 0; i-- {
-		if floor := t.Columns[i].Min; floor > 0 {
+		if floor := t.Columns[i].ShrinkTo; floor > 0 {
 			shown[i] = max(min(shown[i], floor), shown[i]-max(0, t.sum(shown)-width))
 		}
 	}

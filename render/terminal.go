@@ -23,7 +23,7 @@ type Filter interface {
 }
 
 // Columns returns how wide a text for w may be. This is the width of w's terminal. Without a terminal it is COLUMNS,
-// and without COLUMNS it is 80. No other function decides on a width; whoever has the writer hands the width down.
+// and without COLUMNS it is 80. No other function decides on a width: callers pass it on.
 func Columns(w io.Writer) int {
 	if width, _, ok := terminalSize(w); ok {
 		return width
@@ -50,8 +50,9 @@ func unfiltered(w io.Writer) io.Writer {
 	return w
 }
 
-// clean filters a text that is then written to the writer behind the Filter.
-func clean(w io.Writer, text string) string {
+// filtered returns a text as the Filter w passes it on. If w is no Filter, the text stays as it is. The caller writes
+// the text to the writer behind the Filter.
+func filtered(w io.Writer, text string) string {
 	if filter, ok := w.(Filter); ok {
 		return filter.Clean(text)
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/rivo/uniseg"
 )
 
-// Width returns the number of columns that a text takes on a terminal. A wide character takes two columns, a combining
-// character none.
+// Width returns the number of columns that a text takes on a terminal. A wide character takes two columns, and a
+// combining character takes none.
 func Width(text string) int { return uniseg.StringWidth(text) }
 
 // Clip shortens a text to its first line, and this line to at most n columns.
@@ -30,23 +30,25 @@ func Clip(text string, n int) string {
 	return out.String() + "…"
 }
 
-// pad fills a text with spaces up to n columns. The spaces come before the text if right is set, and after it if not.
-func pad(text string, n int, right bool) string {
+// pad fills a text with spaces up to n columns. If alignRight is true, the spaces come before the text, and otherwise
+// after it.
+func pad(text string, n int, alignRight bool) string {
 	fill := blank(max(0, n-Width(text)))
-	if right {
+	if alignRight {
 		return fill + text
 	}
 	return text + fill
 }
 
-// Wrap breaks a text between words into lines of at most n columns. A longer word gets a line of its own.
+// Wrap breaks a text between words into lines of at most n columns. A longer word gets a line of its own. A number, its
+// sign and its unit stay on one line.
 func Wrap(text string, n int) []string { return wrap(text, n, n) }
 
 // wrap is Wrap with a different width for the first line.
 func wrap(text string, first, rest int) []string {
 	var all []string
 	line, n := "", first
-	for word := range strings.FieldsSeq(text) {
+	for _, word := range pieces(text, min(first, rest)) {
 		switch {
 		case line == "":
 			line = word
@@ -62,8 +64,25 @@ func wrap(text string, first, rest int) []string {
 	return all
 }
 
-// Hang writes a text behind a head, broken between words into lines of at most width columns. Lines after the first
-// begin with the margin.
+// pieces splits a text where a line may break: between words, but not within a figure such as "2.5 req/s" or "<= 60 ms".
+// A figure of more than n columns is split too.
+func pieces(text string, n int) []string {
+	var all []string
+	before := ""
+	for word := range strings.FieldsSeq(text) {
+		last := len(all) - 1
+		if inFigure(before, word) && Width(all[last])+1+Width(word) <= n {
+			all[last] += " " + word
+		} else {
+			all = append(all, word)
+		}
+		before = word
+	}
+	return all
+}
+
+// Hang writes a text behind a head. It breaks the text between words into lines of at most width columns. Lines after
+// the first begin with the margin.
 func Hang(head, text, margin string, width int) string {
 	lines := wrap(text, width-Width(head), width-Width(margin))
 	if len(lines) == 0 {

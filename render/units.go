@@ -3,10 +3,37 @@ package render
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 )
+
+// units are the units that this program writes behind a number and a blank.
+var units = []string{
+	"%", "µs", "ms", "s", "min", "h", "B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "GB", "GB/s", "MiB/s", "GiB/s", "req/s", "tok/s", "tokens/s",
+}
+
+// inFigure reports whether two words that follow each other belong to one figure. A figure is a number with its unit,
+// or a sign such as "<=" with its number.
+func inFigure(word, next string) bool {
+	return isNumber(word) && isUnit(next) || isSign(word) && isNumber(next)
+}
+
+// isUnit reports whether a word is a unit. Punctuation may follow the unit.
+func isUnit(word string) bool { return slices.Contains(units, strings.TrimRight(word, ".,:;!?)\"")) }
+
+// isSign reports whether a word is a sign that compares with the number behind it, such as "<=".
+func isSign(word string) bool {
+	return slices.Contains([]string{"<", "<=", "≤", ">", ">=", "≥", "±"}, strings.TrimLeft(word, "("))
+}
+
+// isNumber reports whether a word is a number or a range, such as "2.5", "+4", "(0.3" or "2.4–2.6".
+func isNumber(word string) bool {
+	const digits = "0123456789"
+	whole := strings.TrimRight(word, digits)
+	return whole != word && strings.Trim(whole, digits+"(\"~≤≥<>+−±.,–-") == ""
+}
 
 // Count writes a number of things: "1 probe", "2 probes", "3 studies".
 func Count(n int, thing string) string {
@@ -24,18 +51,18 @@ func Count(n int, thing string) string {
 	return fmt.Sprintf("%d %s", n, thing)
 }
 
-// Done writes how many things are done: "12 of 30 trials done". all is 0 if it is not known.
-func Done(n, all int, thing string) string {
-	if all <= 0 {
+// Done writes how many things are done: "12 of 30 trials done". A total of 0 means that the total is not known.
+func Done(n, total int, thing string) string {
+	if total <= 0 {
 		return Count(n, thing) + " done"
 	}
-	return Of(n, all, thing) + " done"
+	return Of(n, total, thing) + " done"
 }
 
-// Of writes some of a number of things: "3 of 12 requests", "1 of 1 request".
-func Of(n, all int, thing string) string { return fmt.Sprintf("%d of %s", n, Count(all, thing)) }
+// Of writes a number of things out of a total: "3 of 12 requests", "1 of 1 request".
+func Of(n, total int, thing string) string { return fmt.Sprintf("%d of %s", n, Count(total, thing)) }
 
-// All writes all of a number of things: "all 12 requests", or "the only request".
+// All names all n things: "all 12 requests", or "the only request".
 func All(n int, thing string) string {
 	if n == 1 {
 		return "the only " + thing
@@ -54,10 +81,24 @@ func Are(n int, thing string) string {
 // Percent writes a relative difference with its sign, such as "+4 %" for 0.04.
 func Percent(f float64) string { return Signed(100*f) + " %" }
 
+// ShortPercent is Percent without a blank, such as "+4%". It is for a place next to another sign, as in ">=+4%".
+func ShortPercent(f float64) string { return Signed(100*f) + "%" }
+
+// leastShare is the least share that is written as a number.
+const leastShare = 0.0005
+
+// ErrorShare writes an error as a share of the value: "± 4 %", or "< 0.1 %".
+func ErrorShare(f float64) string {
+	if f < leastShare {
+		return Share(f)
+	}
+	return "± " + Share(f)
+}
+
 // Share writes a share of a whole: "43 %", "1.3 %" or "< 0.1 %".
 func Share(f float64) string {
 	switch {
-	case f < 0.0005:
+	case f < leastShare:
 		return "< 0.1 %"
 	case f < 0.0995:
 		return fmt.Sprintf("%.1f %%", 100*f)
@@ -122,6 +163,10 @@ func bar(share float64, n int) string {
 // Number writes a figure with three significant digits and without an exponent.
 func Number(f float64) string { return Digits(f, 3) }
 
+// Rate writes a rate that was offered or estimated. It has four significant digits, because neighbouring rates may differ
+// by less than a percent.
+func Rate(f float64) string { return Digits(f, 4) }
+
 // Digits writes a figure with n significant digits and without an exponent. It keeps all digits before the point.
 func Digits(f float64, n int) string {
 	if math.Abs(f) >= math.Pow10(n)-0.5 {
@@ -140,16 +185,16 @@ func Milliseconds(ms float64) string {
 
 // Bytes writes a number of bytes, such as "64 MiB" or "23.5 GiB".
 func Bytes(n int64) string {
-	const units = "KMGTPE"
+	const prefixes = "KMGTPE"
 	if n < 1<<10 {
 		return fmt.Sprintf("%d B", n)
 	}
 	v, unit := float64(n)/1024, 0
-	for ; v >= 999.95 && unit < len(units)-1; unit++ {
+	for ; v >= 999.95 && unit < len(prefixes)-1; unit++ {
 		v /= 1024
 	}
 	text := strconv.FormatFloat(v, 'f', 1, 64)
-	return fmt.Sprintf("%s %ciB", strings.TrimSuffix(text, ".0"), units[unit])
+	return fmt.Sprintf("%s %ciB", strings.TrimSuffix(text, ".0"), prefixes[unit])
 }
 
 // InMilliseconds returns a duration as a number of milliseconds.
@@ -163,3 +208,6 @@ func Thousands(n float64) string {
 	}
 	return text
 }
+
+// Mebibytes writes a size in MiB, as nvidia-smi and DCGM give sizes, such as 68.4 GiB.
+func Mebibytes(mib float64) string { return Bytes(int64(mib * (1 << 20))) }

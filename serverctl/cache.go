@@ -36,7 +36,7 @@ func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
 			if err != nil {
 				state = err.Error()
 			}
-			return took, s.failure(Hang, NotDrained, "waited for all requests to end: still %s after %s without load", state, render.Took(s.config.limits.drain))
+			return took, s.log.failure(Hang, NotDrained, "waited for all requests to end: still %s after %s without load", state, render.Took(s.config.limits.drain))
 		}
 		if err := s.pause(ctx, drainEvery); err != nil {
 			return time.Since(begin), fmt.Errorf("wait for all requests to end: %w", err)
@@ -44,7 +44,7 @@ func (s *Server) Drain(ctx context.Context) (time.Duration, error) {
 	}
 }
 
-// pause waits for d, unless the server dies or ctx ends.
+// pause waits for the duration d, unless the server dies or ctx ends.
 func (s *Server) pause(ctx context.Context, d time.Duration) error {
 	select {
 	case <-s.exited:
@@ -57,8 +57,8 @@ func (s *Server) pause(ctx context.Context, d time.Duration) error {
 }
 
 // ErrNoReset is returned for a server that cannot empty its prefix cache.
-var ErrNoReset = errors.New("reset the prefix cache: the server has no /reset_prefix_cache; it must run with VLLM_SERVER_DEV_MODE=1, " +
-	"which the tuner sets (look for it in server.env), or the study must use another cache protocol: steady or primed")
+var ErrNoReset = errors.New("reset the prefix cache: the server has no /reset_prefix_cache, although the tuner sets VLLM_SERVER_DEV_MODE=1 to enable it; " +
+	"check whether server.env sets another value, or use the cache protocol steady or primed")
 
 // errNotFreed says that a reset failed because blocks of the cache were in use.
 var errNotFreed = errors.New("blocks of the prefix cache are still in use")
@@ -79,22 +79,22 @@ func (s *Server) ResetCache(ctx context.Context) error {
 		}
 	}
 	if errors.Is(err, errNotFreed) {
-		return s.failure(Infrastructure, "", "reset the prefix cache of an idle server: %v after %d attempts", err, resetAttempts)
+		return s.log.failure(Infrastructure, "", "reset the prefix cache of an idle server: %v after %d attempts", err, resetAttempts)
 	}
 	return err
 }
 
 // resetOnce requests a reset and finds out whether it happened.
 func (s *Server) resetOnce(ctx context.Context) error {
-	before := s.log.now()
-	a, err := s.call(ctx, http.MethodPost, "/reset_prefix_cache", nil, callTimeout)
+	before := s.log.snapshot()
+	a, err := s.client.call(ctx, http.MethodPost, "/reset_prefix_cache", nil, callTimeout)
 	if err != nil {
 		return fmt.Errorf("reset the prefix cache: %w", err)
 	}
 	if a.status == http.StatusNotFound {
 		return ErrNoReset
 	}
-	if err := a.failed("reset the prefix cache"); err != nil {
+	if err := a.checkStatus("reset the prefix cache"); err != nil {
 		return err
 	}
 	var said struct {
@@ -106,9 +106,10 @@ func (s *Server) resetOnce(ctx context.Context) error {
 		}
 		return errNotFreed
 	}
-	// 0.14.1 answers 200 with no body, whether the reset succeeded or not. Only the engine's log says which.
+	// vLLM 0.14.1 answers with status 200 and no body, whether the reset succeeded or not. Only the engine's log tells
+	// the result.
 	for end := time.Now().Add(resetLogWait); time.Now().Before(end); {
-		switch now := s.log.now(); {
+		switch now := s.log.snapshot(); {
 		case now.resetsLost > before.resetsLost:
 			return errNotFreed
 		case now.resetsDone > before.resetsDone:
@@ -122,7 +123,7 @@ func (s *Server) resetOnce(ctx context.Context) error {
 }
 
 // resetUnseen decides whether a reset succeeded when the log does not say so, for example with
-// VLLM_LOGGING_LEVEL=WARNING. A reset fails only while blocks are in use.
+// VLLM_LOGGING_LEVEL=WARNING. A reset fails only while blocks are in use, so resetUnseen checks whether any are in use.
 func (s *Server) resetUnseen(ctx context.Context) error {
 	counters, err := s.Counters(ctx)
 	if err != nil {

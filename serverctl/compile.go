@@ -21,8 +21,9 @@ var neverCompiled = []string{
 }
 
 // CompileKey returns a key for a server's compiled graphs. Servers of one vLLM version and model share compiled graphs
-// if their flags give the same key. A server whose key was seen before loads its graphs from the cache. version is the
-// server's, such as 0.14.1. From 0.15 on, and for unknown versions, the key always includes max-num-seqs.
+// if their flags give the same key. A server whose key was seen before loads its graphs from the cache. The key depends
+// on the server's version, such as 0.14.1: from 0.15 on, and for unknown versions, the key always includes
+// max-num-seqs.
 func CompileKey(version string, args []string) string {
 	flags, err := space.Flags(args)
 	if err != nil {
@@ -44,7 +45,7 @@ func CompileKey(version string, args []string) string {
 	return strings.Join(parts, "; ")
 }
 
-// graphSeqs returns the size of the largest graph for a max-num-seqs, without speculation.
+// graphSeqs returns the size of the largest CUDA graph that a value of max-num-seqs gives, without speculation.
 func graphSeqs(flag space.Flag) int {
 	n, err := strconv.Atoi(strings.Join(flag.Values, " "))
 	if err != nil {

@@ -26,6 +26,7 @@ type Config struct {
 	Model   string            // folder or name; the first argument after the command
 	Args    []string          // the flags, without --host and --port
 	Env     map[string]string // added to the tuner's own environment
+	Unset   []string          // names of variables of the tuner's own environment that the server does not get, unless Env has them
 
 	Port         int           // 0 means any free port; if the port is taken, another is used
 	StartTimeout time.Duration // limit from exec to the first token; 0 means 20 minutes
@@ -39,7 +40,7 @@ type Config struct {
 	APIKey   string                  // sent with every request, and given to the server as VLLM_API_KEY; never logged
 	Log      io.Writer               // gets the full log without secrets; nil discards it
 	OnRecord func(proc.Record) error // called when the server's process has started, before any request; may be nil
-	Progress func(phase string)      // called with each new phase; nil means silent
+	Progress func(phase string)      // called with each new phase; may be nil
 
 	limits  limits      // zero means defaultLimits; tests use shorter ones
 	machine host.Reader // counts processes that the kernel killed for lack of memory
@@ -54,6 +55,7 @@ type limits struct {
 	healthFailures int           // failed checks in a row until the server counts as hanging
 	drain          time.Duration // time in which a server without load must become idle
 	resetPause     time.Duration // pause between two attempts to reset the prefix cache
+	quiet          time.Duration // time without a token after which an idle server is asked for one; 0 means HangTimeout
 }
 
 var defaultLimits = limits{
@@ -66,7 +68,8 @@ var defaultLimits = limits{
 	resetPause:     300 * time.Millisecond,
 }
 
-// withDefaults returns the config with defaults in place of zero values, or an error that says what is wrong with it.
+// withDefaults returns the config with defaults in place of zero values, or an error that says what is wrong with the
+// config.
 func (c Config) withDefaults() (Config, error) {
 	if len(c.Command) == 0 || c.Command[0] == "" {
 		return c, errors.New("server.command is empty; give the command that starts the server, such as [vllm, serve]")
@@ -84,6 +87,7 @@ func (c Config) withDefaults() (Config, error) {
 	c.HangTimeout = cmp.Or(c.HangTimeout, time.Minute)
 	c.GPUMemoryTimeout = cmp.Or(c.GPUMemoryTimeout, time.Minute)
 	c.limits = cmp.Or(c.limits, defaultLimits)
+	c.limits.quiet = cmp.Or(c.limits.quiet, c.HangTimeout)
 	return c, nil
 }
 
@@ -105,15 +109,16 @@ func (c Config) environ() []string {
 	env := map[string]string{
 		"NO_COLOR":                    "1",
 		"PYTHONUNBUFFERED":            "1",                                              // otherwise the last words of a dying process are lost
-		"PYTHONFAULTHANDLER":          "1",                                              // otherwise 0.14.1 reports a SIGSEGV of the engine like a SIGKILL
-		"VLLM_DISABLE_LOG_LOGO":       "1",                                              // then 0.33 logs its version as a line
+		"PYTHONFAULTHANDLER":          "1",                                              // otherwise vLLM 0.14.1 reports a SIGSEGV of the engine like a SIGKILL
+		"VLLM_DISABLE_LOG_LOGO":       "1",                                              // with this setting, vLLM 0.33 logs its version as a line
 		"VLLM_ENGINE_READY_TIMEOUT_S": strconv.Itoa(int(c.StartTimeout.Seconds()) + 60), // our own timeout must end a start first
 	}
 	for _, variable := range os.Environ() {
-		name, value, _ := strings.Cut(variable, "=")
-		env[name] = value
+		if name, value, _ := strings.Cut(variable, "="); !slices.Contains(c.Unset, name) {
+			env[name] = value
+		}
 	}
-	env["VLLM_SERVER_DEV_MODE"] = "1" // for /reset_prefix_cache; the server listens on the loopback interface only
+	env["VLLM_SERVER_DEV_MODE"] = "1" // /reset_prefix_cache needs this mode; the server listens on the loopback interface only
 	if c.APIKey != "" {
 		env["VLLM_API_KEY"] = c.APIKey
 	}
@@ -126,14 +131,29 @@ func (c Config) environ() []string {
 	return list
 }
 
+// ownVariables has the variables that the tuner itself sets for a server, each with the reason.
+var ownVariables = map[string]string{
+	"NO_COLOR":                    "the tuner reads the server's log",
+	"PYTHONUNBUFFERED":            "the tuner reads the server's log",
+	"PYTHONFAULTHANDLER":          "the tuner reads from the log why a server died",
+	"VLLM_DISABLE_LOG_LOGO":       "the tuner reads the server's version from the log",
+	"VLLM_ENGINE_READY_TIMEOUT_S": "the tuner itself limits the time of a start (server.start_timeout)",
+	"VLLM_SERVER_DEV_MODE":        "the tuner needs it to empty the prefix cache",
+	"VLLM_API_KEY":                "the tuner's requests carry the same key",
+	proc.TokenVariable:            "the tuner finds the server's processes by it",
+	proc.TitleVariable:            "the tuner finds the server's processes by their environment",
+}
+
+// OwnVariable says why the tuner itself sets a variable for every server; "" if it does not.
+func OwnVariable(name string) (why string) { return ownVariables[name] }
+
 var (
 	secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?([_-]|$)`)
 
-	// oftenSecret matches names that often hold a secret. The exceptions are names such as SSH_AUTH_SOCK, and values
-	// such as AUTH=off.
+	// oftenSecret matches names that often hold a secret. Some of these names hold none: SSH_AUTH_SOCK holds a path.
 	oftenSecret = regexp.MustCompile(`(?i)(PASS|PASSPHRASE|_PWD|COOKIES?)$|(^|[_-])(PASSPHRASE|AUTH|AUTHORIZATION|COOKIES?)([_-]|$)`)
 
-	// harmless matches switches and numbers. They are not secret, whatever their name is.
+	// harmless matches switches and numbers. Such values are not secret, whatever the name of the variable is.
 	harmless = regexp.MustCompile(`^(?i:[0-9.]*|true|false|on|off|yes|no)$`)
 )
 
@@ -145,37 +165,38 @@ func LikelySecret(name, value string) bool {
 	return !harmless.MatchString(value) && (SecretName(name) || oftenSecret.MatchString(name))
 }
 
-// secrets hides texts that nobody may read. The zero value hides nothing.
-type secrets struct {
+// A censor hides texts that nobody may read. The zero value hides nothing.
+type censor struct {
 	replacer *strings.Replacer
-	longest  int // bytes
+	longest  int // length of the longest secret, in bytes
 }
 
-func (s secrets) hide(text string) string {
+func (s censor) hide(text string) string {
 	if s.replacer == nil {
 		return text
 	}
 	return s.replacer.Replace(text)
 }
 
-// newSecrets returns a secrets that hides values. It replaces the longest value first, because one secret may be the
-// beginning of another.
-func newSecrets(values []string) secrets {
+// newCensor returns a censor that hides the given texts. The longest text is replaced first, because one secret may be
+// the beginning of another.
+func newCensor(values []string) censor {
 	const minLength = 6 // shorter values are not secret, and occur in too many harmless words
 	values = slices.DeleteFunc(slices.Clone(values), func(v string) bool { return len(v) < minLength })
 	if len(values) == 0 {
-		return secrets{}
+		return censor{}
 	}
 	slices.SortFunc(values, func(a, b string) int { return len(b) - len(a) })
 	var pairs []string
 	for _, value := range values {
 		pairs = append(pairs, value, "[secret]")
 	}
-	return secrets{strings.NewReplacer(pairs...), min(len(values[0]), maxLine)}
+	return censor{strings.NewReplacer(pairs...), min(len(values[0]), maxLine)}
 }
 
-// secrets collects the values that the server could print but nobody may read. vLLM logs its arguments, including keys.
-func (c Config) secrets(environ []string) secrets {
+// censor returns a censor for the values that the server could print but nobody may read. vLLM logs its arguments,
+// including keys.
+func (c Config) censor(environ []string) censor {
 	values := append([]string{c.APIKey}, c.Secrets...)
 	for _, variable := range environ {
 		if name, value, _ := strings.Cut(variable, "="); SecretName(name) || LikelySecret(name, value) {
@@ -197,11 +218,11 @@ func (c Config) secrets(environ []string) secrets {
 			}
 		}
 	}
-	return newSecrets(values)
+	return newCensor(values)
 }
 
-// Check returns an error if no server can be started with the config. It finds only what shows without a start, such as
-// a missing program or an address among the args.
+// Check returns an error if no server can be started with the config. It finds only faults that show without a start,
+// such as a missing program or an address among the args.
 func (c Config) Check() error {
 	c, err := c.withDefaults()
 	if err != nil {

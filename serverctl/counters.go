@@ -11,23 +11,25 @@ import (
 )
 
 // Counters reads the server's counters and gauges from /metrics.
-func (s *Server) Counters(ctx context.Context) (Counters, error) {
-	a, err := s.call(ctx, http.MethodGet, "/metrics", nil, callTimeout)
+func (s *Server) Counters(ctx context.Context) (Counters, error) { return s.client.counters(ctx) }
+
+func (c *client) counters(ctx context.Context) (Counters, error) {
+	a, err := c.call(ctx, http.MethodGet, "/metrics", nil, callTimeout)
 	if err == nil {
-		err = a.failed("GET /metrics")
+		err = a.checkStatus("GET /metrics")
 	}
-	var c Counters
+	var counters Counters
 	if err == nil {
-		c, err = parseCounters(string(a.body))
+		counters, err = parseCounters(string(a.body))
 	}
 	if err != nil {
 		return Counters{}, fmt.Errorf("read the server's counters: %w", err)
 	}
-	return c, nil
+	return counters, nil
 }
 
 // parseCounters reads the metrics of vllm/v1/metrics/loggers.py (0.14.1 to 0.33.0). Each engine of a server has its own
-// samples: counters are summed, and KVUsage is their mean.
+// samples. parseCounters adds up the counters of all engines, but takes the mean of their KVUsage.
 func parseCounters(text string) (Counters, error) {
 	samples, err := exposition.Parse(text)
 	if err != nil {
@@ -65,12 +67,13 @@ func parseCounters(text string) (Counters, error) {
 	return c, nil
 }
 
-// acceptedAt has one sample per engine and position, with the label position="0" (vllm/v1/spec_decode/metrics.py).
+// acceptedAt is the name of a metric that has one sample per engine and position in the draft
+// (vllm/v1/spec_decode/metrics.py). The label of the first position is position="0".
 const acceptedAt = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
-// acceptAt adds one sample of acceptedAt to the counter of its position.
+// acceptAt adds one sample of acceptedAt to the counter of the sample's position.
 func (c *Counters) acceptAt(s exposition.Sample) error {
-	position, err := strconv.ParseUint(s.Labels["position"], 10, 8) // nobody drafts 256 tokens
+	position, err := strconv.ParseUint(s.Labels["position"], 10, 8) // 8 bits are enough, because nobody drafts 256 tokens
 	if err != nil {
 		return fmt.Errorf("%s: the position %q is not a number", acceptedAt, shorten(s.Labels["position"]))
 	}

@@ -9,8 +9,8 @@ import (
 	"github.com/rogpeppe/go-internal/txtar"
 )
 
-// whose returns who caused a death: the user, the point or nobody.
-func whose(e *ExitError) string {
+// culprit returns who caused a death: the user, the point (the server's flags) or nobody.
+func culprit(e *ExitError) string {
 	switch {
 	case e.Fatal():
 		return "user"
@@ -27,7 +27,7 @@ func explain(when, exit, log string) *ExitError {
 	l.close()
 	code, err := strconv.Atoi(exit)
 	switch {
-	case err != nil: // alive
+	case err != nil: // the server is alive
 		return l.death(exitState{code: -1})
 	case code < 0:
 		return l.death(exitState{-1, syscall.Signal(-code), "signal: " + syscall.Signal(-code).String()})
@@ -35,8 +35,8 @@ func explain(when, exit, log string) *ExitError {
 	return l.death(exitState{code: code, words: "exit status " + exit})
 }
 
-// Each log in testdata must give the class and cause of the death, and who caused it. deaths.txtar says how to read the
-// files.
+// For each log in testdata, the logbook must find the class and cause of the death, and who caused it. deaths.txtar
+// says how to read the files.
 func TestDeathsAreRecognised(t *testing.T) {
 	for _, file := range []string{"testdata/deaths.txtar", "testdata/heldout.txtar", "testdata/composed.txtar", "testdata/lines.txtar"} {
 		archive, err := txtar.ParseFile(file)
@@ -56,7 +56,7 @@ func TestDeathsAreRecognised(t *testing.T) {
 			if cause == "" {
 				cause = "-"
 			}
-			got := string(e.Class) + " " + cause + " " + whose(e)
+			got := string(e.Class) + " " + cause + " " + culprit(e)
 			if got != want["is"] || !strings.Contains(e.Evidence, want["shows"]) || pointer.MatchString(e.Evidence) {
 				wrong++
 				t.Errorf("%s: %s\n  is    %s: %q\n  wants %s: %q", file, f.Name, got, e.Evidence, want["is"], want["shows"])

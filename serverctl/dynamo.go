@@ -35,12 +35,12 @@ var dynamoFlags = map[string]bool{
 // A Worker is the parsed command of a Dynamo worker.
 type Worker struct {
 	Command []string // command that serves the same model over HTTP with the same image
-	Model   string   // from --model; empty when it is not given
+	Model   string   // value of --model; empty when --model is not given
 	Args    []string // the flags of vLLM
-	Dynamo  []string // the flags of Dynamo as given; they are added again when the winner is applied
+	Dynamo  []string // the flags of Dynamo as given; they are added again when the best flags are applied
 }
 
-// DynamoWorker parses a command, and reports whether it is a Dynamo worker's.
+// DynamoWorker parses a command, and reports whether it starts a Dynamo worker.
 func DynamoWorker(command []string) (w Worker, ok bool) {
 	i := slices.Index(command, dynamoModule)
 	if i < 2 || command[i-1] != "-m" {
@@ -56,7 +56,7 @@ func DynamoWorker(command []string) (w Worker, ok bool) {
 func SplitDynamo(args []string) (vllm, dynamo []string) {
 	for i := 0; i < len(args); i++ {
 		n := 1
-		for i+n < len(args) && flagName(args[i+n]) == "" { // the values that follow
+		for i+n < len(args) && flagName(args[i+n]) == "" { // counts the values that follow the flag
 			n++
 		}
 		name := flagName(args[i])

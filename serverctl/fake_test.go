@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 // noExitPause keeps the race detector from sleeping for a second at the end of a child.
 const noExitPause = "atexit_sleep_ms=0"
 
-// lifetime is how long a fake lives at most, so that a failing test leaves nothing behind for long.
+// lifetime is how long a fake server lives at most, so that a failing test leaves nothing behind for long.
 const lifetime = 2 * time.Minute
 
 // play imitates all that this package sees of vLLM: a child process with its log lines, endpoints and ways to die.
@@ -156,8 +156,8 @@ func (f *fake) handler() http.Handler {
 	return mux
 }
 
-// completion answers requests. The start sends the first one. A faulty fake fails at the second one, which a test
-// sends; the role dead-at-first fails at once.
+// completion answers requests. The start of the server sends the first request. A faulty fake fails at the second
+// request, which a test sends. A fake with the role dead-at-first fails at the first.
 func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Model  string `json:"model"`
@@ -187,7 +187,7 @@ func (f *fake) completion(w http.ResponseWriter, r *http.Request) {
 		text, _ := os.ReadFile(f.arg)
 		os.Stdout.Write(text)
 		f.stop <- 0
-	case "asked": // another process asked for the end; the server waits for its clients, like 0.14.1
+	case "asked": // another process asked the server to end; the server waits for its clients, as vLLM 0.14.1 does
 		fmt.Println("(APIServer pid=1) INFO 11-20 19:50:00 [launcher.py:110] Shutting down FastAPI HTTP server.")
 	case "dead-engine":
 		fmt.Println("(APIServer pid=1) ERROR 11-20 19:50:00 [async_llm.py:500] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.")
@@ -204,15 +204,15 @@ func (f *fake) metrics(w http.ResponseWriter, _ *http.Request) {
 		"vllm:cache_config_info{block_size=\"16\",cache_dtype=\"auto\",engine=\"0\",num_gpu_blocks=\"131072\"} 1.0\n", running, usage)
 }
 
-// reset answers a reset of the prefix cache. In the roles reset-… two resets fail and the next one succeeds, like
-// blocks that are freed a moment late.
+// reset answers a reset of the prefix cache. In the roles reset-… two resets fail and the third succeeds, as if blocks
+// were freed a moment late.
 func (f *fake) reset(w http.ResponseWriter, _ *http.Request) {
 	n := f.requests.Add(1) // request 1 was the completion that the start sends
 	lost := n <= 3 || f.arg == "never"
 	switch f.role {
 	case "reset-new":
 		fmt.Fprintf(w, `{"success":%v}`, !lost)
-	case "reset-silent": // 0.14.1 with a log level that hides the line
+	case "reset-silent": // as vLLM 0.14.1 answers with a log level that hides the line
 	default:
 		if lost {
 			fmt.Println("(EngineCore_DP0 pid=2) WARNING 11-20 19:50:00 [block_pool.py:438] Failed to reset prefix cache because some blocks (3) are not freed yet")

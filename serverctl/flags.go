@@ -18,19 +18,19 @@ import (
 )
 
 const (
-	// helpLimit is how long a server may take to print its help: vLLM first imports torch, which takes 10 s of CPU on a
-	// warm disk.
+	// helpLimit is how long a server may take to print its help. vLLM first imports torch, which takes 10 s of CPU time
+	// even if the files are in the page cache.
 	helpLimit = 2 * time.Minute
 	// maxHelp is how many bytes of the help are kept; vLLM 0.14.1 prints 82 kB.
 	maxHelp = 4 << 20
 )
 
 // Flags maps each flag that a server accepts, as written (--max-num-seqs, --no-enable-prefix-caching, -tp), to its
-// allowed values. nil means that the flag takes any value, or no value.
+// allowed values. A nil list means that the flag takes any value, or no value.
 type Flags map[string][]string
 
-// Help runs the server's --help=all and returns the flags that it accepts. It needs no GPU. env is added to our own
-// environment.
+// Help runs the server's command with --help=all and returns the flags that it accepts. It needs no GPU. The variables
+// in env are added to our own environment.
 func Help(ctx context.Context, command []string, env map[string]string) (flags Flags, err error) {
 	config, err := Config{Command: command, Model: "none", Env: env}.withDefaults()
 	if err != nil {
@@ -65,7 +65,7 @@ func Help(ctx context.Context, command []string, env map[string]string) (flags F
 	return flags, nil
 }
 
-// capped is a writer that keeps only the first bytes.
+// A capped writer keeps the bytes that are written to it up to a limit, and drops the rest.
 type capped struct {
 	buf   bytes.Buffer
 	limit int
@@ -125,9 +125,9 @@ func (f Flags) has(name string) bool {
 	return ok || strings.HasPrefix(name, "-O") && name != "-O" && f.has("--optimization-level")
 }
 
-// full returns the flag that a name means: the flag of this name, or the only flag that begins with it, as in argparse.
-// The error says what is wrong with the name.
-func (f Flags) full(name string) (string, error) {
+// fullName returns the flag that a name means, by the rule of argparse: the flag of this name, or the only flag that
+// begins with the name. The error says what is wrong with the name.
+func (f Flags) fullName(name string) (string, error) {
 	if f.has(name) {
 		return name, nil
 	}
@@ -143,8 +143,8 @@ func (f Flags) full(name string) (string, error) {
 		return begin[0], nil
 	case len(begin) > 1:
 		return "", fmt.Errorf("flag %s could be %s; write it in full", name, strings.Join(begin, " or "))
-	case removed[name] != "":
-		return "", fmt.Errorf("this server no longer has the flag %s: %s", name, removed[name])
+	case removedFlags[name] != "":
+		return "", fmt.Errorf("this server no longer has the flag %s: %s", name, removedFlags[name])
 	case near != "":
 		return "", fmt.Errorf("this server has no flag %s; did you mean %s?", name, near)
 	}
@@ -155,7 +155,7 @@ func (f Flags) full(name string) (string, error) {
 // flag. The error also names every value that a flag does not allow.
 func CheckFlags(accepted Flags, args []string) error {
 	var errs []error
-	wrong := map[string]bool{} // errors already reported: a searched flag stands in args once for each of its values
+	wrong := map[string]bool{} // errors already reported: args has a searched flag once for each of its values
 	say := func(err error) {
 		if !wrong[err.Error()] {
 			wrong[err.Error()] = true
@@ -167,7 +167,7 @@ func CheckFlags(accepted Flags, args []string) error {
 		if name == "" {
 			continue
 		}
-		name, err := accepted.full(name)
+		name, err := accepted.fullName(name)
 		if err != nil {
 			say(err)
 			continue
@@ -189,11 +189,11 @@ func CheckFlags(accepted Flags, args []string) error {
 	return errors.Join(errs...)
 }
 
-// removed lists flags of vLLM 0.14.1 that 0.33.0 refuses, and says what to do instead (vllm/engine/arg_utils.py of
-// both).
-var removed = map[string]string{
+// removedFlags lists flags of vLLM 0.14.1 that 0.33.0 refuses, and says what to do instead (vllm/engine/arg_utils.py of
+// both versions).
+var removedFlags = map[string]string{
 	"--swap-space":                "vLLM V1 never uses swap space; remove it",
-	"--disable-log-requests":      "requests are not logged unless --enable-log-requests is given; remove it",
+	"--disable-log-requests":      "remove it; the server logs requests only with --enable-log-requests",
 	"--calculate-kv-scales":       "remove it; scales come with the checkpoint",
 	"--logits-processor-pattern":  "remove it; see --logits-processors",
 	"--override-attention-dtype":  "remove it",

@@ -18,8 +18,8 @@ import (
 func TestAHangIsNoticed(t *testing.T) {
 	t.Parallel()
 	for mode, evidence := range map[string]string{
-		"busy":   "no token for 300 ms though 3 requests run",                                  // its counters never change, but /health answers 200
-		"frozen": "an idle server generated no token for a request of the tuner within 300 ms", // its counters say that it is idle
+		"busy":   "no token for 300 ms though 3 requests run",                                  // the counters of this server never change, but /health answers 200
+		"frozen": "an idle server generated no token for a request of the tuner within 300 ms", // the counters of this server say that it is idle
 	} {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -35,9 +35,9 @@ func TestAHangIsNoticed(t *testing.T) {
 func TestAnIdleServerThatAnswersLives(t *testing.T) {
 	t.Parallel()
 	c, _ := config("serve")
-	c.HangTimeout = 2 * time.Second // also the time for an answer, so it is long enough for a busy machine
+	c.HangTimeout, c.limits.quiet = hangLimit, 100*time.Millisecond // the server has hangLimit for each answer
 	s := start(t, c)
-	const asked = 1 + 2 // the start asks for a token, and then the watcher does so every 2 s
+	const asked = 1 + 2 // the start asks for one token; then the watcher asks for one after each time without a token
 	await(t, "the server is asked for tokens", func() bool { return s.Err() != nil || completions(t, s) >= asked })
 	if s.Err() != nil {
 		t.Errorf("Err() = %v of a server that is well", s.Err())
@@ -47,7 +47,7 @@ func TestAnIdleServerThatAnswersLives(t *testing.T) {
 // completions returns how many requests for tokens a fake has got.
 func completions(t *testing.T, s *Server) (n int) {
 	t.Helper()
-	a, err := s.call(t.Context(), http.MethodGet, "/requests", nil, hangLimit)
+	a, err := s.client.call(t.Context(), http.MethodGet, "/requests", nil, hangLimit)
 	if err == nil {
 		_, err = fmt.Sscan(string(a.body), &n)
 	}
@@ -122,10 +122,10 @@ func TestASeriesCountsFromItsBeginning(t *testing.T) {
 func (r *recorder) rows() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.now == nil {
+	if r.current == nil {
 		return 0
 	}
-	return len(r.now.At)
+	return len(r.current.At)
 }
 
 func TestTheStartUpIsTheSumOfItsParts(t *testing.T) {
@@ -199,7 +199,7 @@ func TestMemoryThatDoesNotComeBackIsNobodysFault(t *testing.T) {
 	s := start(t, c)
 	_, err := s.Stop(t.Context())
 	memory, ok := errors.AsType[*MemoryError](err)
-	if !ok || len(memory.GPUs) != 1 || !strings.Contains(err.Error(), "GPU 0 has 70000 MiB in use, but had 1000 MiB before the start") {
+	if !ok || len(memory.GPUs) != 1 || !strings.Contains(err.Error(), "GPU 0 has 68.4 GiB in use, but had 1 GiB before the start") {
 		t.Errorf("Stop() = %v", err)
 	}
 	if _, ok := errors.AsType[*ExitError](err); ok {
@@ -252,11 +252,11 @@ func TestANeighbourOnAnotherAddressDoesNoHarm(t *testing.T) {
 }
 
 // A pairOfGPUs reports 10 MiB in use on both GPUs at the first query. From the second query on, the second GPU reports
-// the value of later instead, as if another process used it.
+// laterMiB, as if another process used this GPU.
 type pairOfGPUs struct {
-	mu    sync.Mutex
-	asked int
-	later *float64 // MiB in use on the second GPU from the second query on
+	mu       sync.Mutex
+	asked    int
+	laterMiB *float64 // MiB in use on the second GPU from the second query on
 }
 
 func (g *pairOfGPUs) Query(context.Context) (gpu.Reading, error) {
@@ -265,26 +265,26 @@ func (g *pairOfGPUs) Query(context.Context) (gpu.Reading, error) {
 	level := new(float64(10))
 	second := level
 	if g.asked++; g.asked > 1 {
-		second = g.later
+		second = g.laterMiB
 	}
 	return gpu.Reading{At: time.Now(), GPUs: []gpu.GPU{{UUID: "GPU-a", UsedMiB: level}, {Index: 1, UUID: "GPU-b", UsedMiB: second}}}, nil
 }
 
 func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
 	for _, row := range []struct {
-		name  string
-		args  string
-		later *float64
-		want  string // text in the error; empty means no error
+		name     string
+		args     string
+		laterMiB *float64
+		want     string // text in the error; empty means no error
 	}{
 		{"a neighbour fills a GPU that the server does not use", "--tensor-parallel-size 1", new(float64(90000)), ""},
-		{"one of the server's two GPUs stays full", "--tensor-parallel-size 2", new(float64(90000)), "GPU 1 has 90000 MiB in use"},
+		{"one of the server's two GPUs stays full", "--tensor-parallel-size 2", new(float64(90000)), "GPU 1 has 87.9 GiB in use"},
 		{"one of them does not tell any more", "-tp 2", nil, "GPU 1 no longer reports its memory"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
 			c, _ := config("serve")
-			c.Args, c.GPU, c.GPUMemoryTimeout = strings.Fields(row.args), &pairOfGPUs{later: row.later}, 300*time.Millisecond
+			c.Args, c.GPU, c.GPUMemoryTimeout = strings.Fields(row.args), &pairOfGPUs{laterMiB: row.laterMiB}, 300*time.Millisecond
 			_, err := start(t, c).Stop(t.Context())
 			if row.want == "" && err != nil || row.want != "" && (err == nil || !strings.Contains(err.Error(), row.want)) {
 				t.Errorf("Stop() = %v, want %q", err, row.want)
@@ -293,8 +293,8 @@ func TestOnlyTheServersOwnGPUsCount(t *testing.T) {
 	}
 }
 
-// When the engine dies at the first token, the API server lives on and reports the death. So Start must fail at once,
-// and not wait as for a slow start.
+// When the engine dies at the first token, the API server lives on and reports the death. So Start must fail at once.
+// It must not wait as it does for a slow start.
 func TestAnEngineThatDiesOfTheFirstTokenIsNoticedAtOnce(t *testing.T) {
 	t.Parallel()
 	c, _ := config("dead-at-first")

@@ -26,11 +26,11 @@ const staleSign = 30 * time.Second
 // A logbook reads a server's log line by line. It keeps the facts, the last lines, and the first lines that may explain
 // a death. It passes all lines on, without secrets. It is an io.Writer that never fails.
 type logbook struct {
-	to      io.Writer // gets the full log; may be nil
-	secrets secrets   // texts to hide in the log; may be empty
+	fullLog io.Writer // gets the full log; may be nil
+	censor  censor    // texts to hide in the log; may be empty
 
 	mu       sync.Mutex
-	writeErr error // the first error when writing to the field to
+	writeErr error // the first error when writing to fullLog
 	partial  []byte
 	logState
 }
@@ -41,7 +41,7 @@ type logState struct {
 	facts      Facts
 	phase      string            // current phase; empty until the log names one
 	began      time.Time         // when the phase began; zero before begin was called
-	shards     int               // percentage of the weight files that are loaded
+	shards     int               // how many percent of the weight files are loaded
 	args       map[string]string // flags of the command line, as the server logged them
 	parts      []Part            // the completed phases
 	loaded     bool              // the server has been ready: a later death is a death under load
@@ -52,16 +52,16 @@ type logState struct {
 
 // signs are the lines of the current stage (start or load) that may explain a death, mostly the first of each kind.
 type signs struct {
-	known     *ExitError // the failure that the table deaths gives for a line
+	known     *ExitError // the failure that deathPatterns gives for a line
 	at        time.Time  // when known was set
 	outside   *ExitError // set if somebody ended the server before anything failed
 	asked     string     // the line in which the API server, or somebody outside, asks the engine to end
 	exception string     // the first exception, preferably of the engine
 	ofEngine  bool       // whether the exception comes from the engine or a worker
 	code      string     // the last line of code that a traceback shows
-	wrapper   string     // a line that says something failed, but not what
+	wrapper   string     // a line that says only that something failed, but not what
 	usage     string     // an error of argparse
-	last      string     // the last line that does not only refer to other lines
+	last      string     // the last line that says something itself, and does not only refer to other lines
 }
 
 // Write accepts output in pieces of any size, and never fails.
@@ -110,17 +110,17 @@ func (l *logbook) close() error {
 	return nil
 }
 
-// endLine handles the complete line in partial, and clears it.
+// endLine handles the complete line that l.partial holds, and empties l.partial.
 func (l *logbook) endLine() {
 	line := strings.TrimRight(string(l.partial), "\r")
 	l.partial = l.partial[:0]
 	if len(line) == maxLine { // the line may have been cut inside a secret
-		line = line[:len(line)-l.secrets.longest]
+		line = line[:len(line)-l.censor.longest]
 	}
 	line = colours.ReplaceAllString(line[strings.LastIndexByte(line, '\r')+1:], "")
-	line = l.secrets.hide(line)
-	if l.to != nil && l.writeErr == nil {
-		_, l.writeErr = io.WriteString(l.to, line+"\n")
+	line = l.censor.hide(line)
+	if l.fullLog != nil && l.writeErr == nil {
+		_, l.writeErr = io.WriteString(l.fullLog, line+"\n")
 	}
 	if strings.TrimSpace(line) == "" || accessLine.MatchString(line) {
 		return
@@ -162,12 +162,12 @@ func (l *logbook) learn(line string) {
 	if _, dict, ok := strings.Cut(text, "non-default args: "); ok { // vllm/entrypoints/utils.py
 		l.args = parseNonDefault(dict)
 	}
-	for _, f := range facts {
+	for _, f := range factPatterns {
 		if g := f.text.FindStringSubmatch(text); g != nil {
 			f.read(&l.facts, g)
 		}
 	}
-	for _, p := range phases {
+	for _, p := range phasePatterns {
 		if p.text.MatchString(text) {
 			l.enter(p.name, time.Now())
 		}
@@ -200,8 +200,8 @@ func addPart(parts []Part, name string, took time.Duration) []Part {
 	return append(parts, Part{Name: name, Took: took})
 }
 
-// learn keeps the first line of each kind. An exception of the engine replaces an exception of the API server, which
-// only repeats what the engine reported.
+// learn keeps the first line of each kind. An exception of the engine replaces an exception of the API server, because
+// the API server only repeats what the engine reported.
 func (s *signs) learn(text string, ofEngine, loaded bool) {
 	if survived.MatchString(text) {
 		return
@@ -251,15 +251,15 @@ func (s *signs) yields(to *ExitError, loaded bool) bool {
 		return to.Cause != NCCL
 	case s.known.Class == Hang:
 		return to.Cause == NCCL
-	case !loaded && s.known.Fatal(): // a server that reports its memory has already found the model and its files
+	case !loaded && s.known.Fatal(): // a server that reports on its memory has already found its model and its files
 		return to.Class == OOMStart || to.Class == KVTooSmall
 	}
 	return loaded && (s.known.Class == Infrastructure || time.Since(s.at) > staleSign)
 }
 
-// recognise returns the failure that the table deaths gives for a line, or nil.
+// recognise returns the failure that deathPatterns gives for a line, or nil.
 func recognise(text string, loaded bool) *ExitError {
-	for _, d := range deaths {
+	for _, d := range deathPatterns {
 		g := d.text.FindStringSubmatch(text)
 		if g == nil {
 			continue
@@ -288,8 +288,8 @@ func shorten(line string) string {
 	return line
 }
 
-// ready ends the start and returns its parts. After it, a death counts as a death under load.
-func (l *logbook) ready(now time.Time) []Part {
+// endStart ends the start and returns its parts. After this call, a death counts as a death under load.
+func (l *logbook) endStart(now time.Time) []Part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.parts = addPart(l.parts, cmp.Or(l.phase, firstPhase), now.Sub(l.began))
@@ -297,8 +297,8 @@ func (l *logbook) ready(now time.Time) []Part {
 	return l.parts
 }
 
-// now returns a copy of the current state.
-func (l *logbook) now() logState {
+// snapshot returns a copy of the current state.
+func (l *logbook) snapshot() logState {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	now := l.logState
@@ -314,9 +314,9 @@ func (l *logState) progress() string {
 	return l.phase
 }
 
-// death explains the end of a server by its log. It uses the first of these that exists: a failure of the table deaths;
-// an end from outside; the first exception, preferably the engine's; a line that says something failed; the way in
-// which the process ended.
+// death explains the end of a server from its log. It takes the first explanation that exists, in this order: a failure
+// that deathPatterns knows; an end from outside; the first exception, preferably the engine's; a line that only says
+// that something failed. If none of these exists, death tells how the process ended.
 func (l *logbook) death(end exitState) *ExitError {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -328,7 +328,7 @@ func (l *logbook) death(end exitState) *ExitError {
 			e.Class, e.Cause = Infrastructure, ExitZero
 		}
 	}
-	bySignal := endedBy(end.status(), l.loaded, end.words)
+	bySignal := signalFailure(end.status(), l.loaded, end.words)
 	switch {
 	case s.known != nil && !(l.loaded && time.Since(s.at) > staleSign):
 		*e = *s.known
@@ -339,11 +339,11 @@ func (l *logbook) death(end exitState) *ExitError {
 	case bySignal != nil && s.wrapper == "":
 		*e = *bySignal
 	case s.wrapper != "" && l.loaded:
-		e.Class, e.Cause, e.Evidence = CrashLoad, EngineDead, cmp.Or(s.exception, s.telling(s.wrapper), end.words)
+		e.Class, e.Cause, e.Evidence = CrashLoad, EngineDead, cmp.Or(s.exception, s.tellingLine(s.wrapper), end.words)
 	case s.exception != "" && (!l.loaded || s.ofEngine || end.code > 0):
 		e.Evidence = s.exception
 	case s.wrapper != "":
-		e.Evidence = cmp.Or(s.telling(s.wrapper), end.words)
+		e.Evidence = cmp.Or(s.tellingLine(s.wrapper), end.words)
 	case (end.code == 126 || end.code == 127) && !l.loaded: // a shell exits with these codes when it cannot run a program
 		e.Class, e.Cause, e.Evidence = Infrastructure, Command, cmp.Or(l.lastLine(), end.words)
 	case end.code == 2 && !l.loaded && s.usage != "":
@@ -355,11 +355,16 @@ func (l *logbook) death(end exitState) *ExitError {
 	return e
 }
 
+// failure returns the failure of a server that still runs, with the last lines of its log.
+func (l *logbook) failure(class Class, cause Cause, format string, args ...any) *ExitError {
+	return &ExitError{Class: class, Cause: cause, Evidence: fmt.Sprintf(format, args...), Code: -1, Tail: l.snapshot().tail}
+}
+
 // An exitState says how a server's first process ended.
 type exitState struct {
 	code   int            // exit code; -1 when the process still runs or was ended by a signal
 	signal syscall.Signal // 0 when no signal ended the process
-	words  string         // for people; empty when the process still runs
+	words  string         // description for people; empty when the process still runs
 }
 
 // status returns the exit code, or minus the number of the signal that ended the process. It is 0 while the process
@@ -371,8 +376,9 @@ func (e exitState) status() int {
 	return max(e.code, 0)
 }
 
-// telling returns the line. If the line only refers to other lines, telling returns the last line that does not.
-func (s *signs) telling(line string) string {
+// tellingLine returns the given line. But if that line only refers to other lines, tellingLine returns the last line
+// that says more.
+func (s *signs) tellingLine(line string) string {
 	if pointer.MatchString(line) {
 		return s.last
 	}

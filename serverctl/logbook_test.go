@@ -27,15 +27,15 @@ func TestWeightsThatAreStillReadAreTheDisksFault(t *testing.T) {
 	l.begin(time.Now())
 	fmt.Fprint(&l, "INFO 11-20 19:48:19 [gpu_model_runner.py:55] Starting to load model /m...\n")
 	fmt.Fprint(&l, "Loading safetensors checkpoint shards:   0% Completed | 0/4\rLoading safetensors checkpoint shards:  25% Completed | 1/4")
-	if now := l.now(); now.progress() != "loading the weights, 25 %" {
+	if now := l.snapshot(); now.progress() != "loading the weights, 25 %" {
 		t.Errorf("the phase is %q", now.progress())
 	}
-	s := &Server{log: &l, config: Config{StartTimeout: time.Minute}}
-	if exit := s.startTimeout("/health"); exit.Class != Infrastructure || exit.Cause != SlowDisk || !strings.Contains(exit.Evidence, "25 % of the weights") {
-		t.Errorf("startTimeout = %+v", exit)
+	r := &readiness{server: &Server{log: &l, config: Config{StartTimeout: time.Minute}}, waiting: "/health"}
+	if exit := r.timeout(); exit.Class != Infrastructure || exit.Cause != SlowDisk || !strings.Contains(exit.Evidence, "25 % of the weights") {
+		t.Errorf("timeout() = %+v", exit)
 	}
 	fmt.Fprint(&l, "\rLoading safetensors checkpoint shards: 100% Completed | 4/4\n")
-	if exit := s.startTimeout("/health"); exit.Class != StartTimeout {
+	if exit := r.timeout(); exit.Class != StartTimeout {
 		t.Errorf("with all weights loaded: %+v", exit)
 	}
 }
@@ -67,7 +67,7 @@ func TestFactsOfBothLayouts(t *testing.T) {
 	} {
 		var l logbook
 		l.Write([]byte(row.text))
-		if got := l.now().facts; !reflect.DeepEqual(got, row.want) {
+		if got := l.snapshot().facts; !reflect.DeepEqual(got, row.want) {
 			t.Errorf("%s: facts = %+v, want %+v", row.name, got, row.want)
 		}
 	}
@@ -75,14 +75,14 @@ func TestFactsOfBothLayouts(t *testing.T) {
 
 func TestTheTailHoldsTheLastLinesWithoutNoise(t *testing.T) {
 	var full strings.Builder
-	l := &logbook{to: &full}
+	l := &logbook{fullLog: &full}
 	for i := range 60 {
 		fmt.Fprintf(l, "line %d\n", i)
 	}
 	fmt.Fprint(l, "INFO:     127.0.0.1:1 - \"GET /health HTTP/1.1\" 200 OK\n\n")
 	fmt.Fprint(l, "Loading:  10%\rLoading:  50%\rLoad", "ing: 100%\r\n\x1b[0;36mcoloured\x1b[0m without end")
 	l.close()
-	tail := l.now().tail
+	tail := l.snapshot().tail
 	if len(tail) != 50 || !slices.Equal(tail[47:], []string{"line 59", "Loading: 100%", "coloured without end"}) {
 		t.Errorf("tail = %q", tail)
 	}
@@ -96,11 +96,11 @@ type full struct{}
 func (full) Write([]byte) (int, error) { return 0, errors.New("no space left on device") }
 
 func TestALogThatCannotBeWrittenDoesNotStopTheReading(t *testing.T) {
-	l := &logbook{to: full{}}
+	l := &logbook{fullLog: full{}}
 	if _, err := l.Write([]byte("INFO 11-20 19:48:06 [api_server.py:1272] vLLM API server version 0.14.1\n")); err != nil {
 		t.Fatal(err)
 	}
-	if f := l.now().facts; f.Version != "0.14.1" {
+	if f := l.snapshot().facts; f.Version != "0.14.1" {
 		t.Errorf("facts = %+v", f)
 	}
 	if err := l.close(); err == nil || !strings.Contains(err.Error(), "no space left") {
@@ -154,7 +154,7 @@ func TestNoPartOfASecretIsSeen(t *testing.T) {
 		{"a line that is cut in the middle of one", strings.Repeat("x", maxLine-10) + "abcdefTOPSECRET"},
 	} {
 		var out strings.Builder
-		l := &logbook{to: &out, secrets: newSecrets([]string{"abcdef", "abcdefTOPSECRET"})}
+		l := &logbook{fullLog: &out, censor: newCensor([]string{"abcdef", "abcdefTOPSECRET"})}
 		fmt.Fprintln(l, row.line)
 		if strings.Contains(out.String(), "TOP") || strings.Contains(out.String(), "abcd") {
 			t.Errorf("%s: …%s", row.name, out.String()[max(0, out.Len()-40):])

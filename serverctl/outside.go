@@ -6,8 +6,8 @@ import (
 	"syscall"
 )
 
-// These patterns show that somebody ended the server, or one of its processes, from outside. The point is not at fault
-// then.
+// These patterns show that somebody ended the server, or one of its processes, from outside. In such a case the point
+// (the server's flags) is not at fault.
 
 var (
 	// askedToEnd matches what an API server logs when somebody asks it to end: vllm/entrypoints/launcher.py (0.14.1),
@@ -21,19 +21,19 @@ var (
 	engineAsked = regexp.MustCompile(`\[shutdown\] EngineCore: trigger received signal=\w+|WorkerProc was terminated`)
 	// processDied matches a report that a process died: vllm/v1/engine/core_client.py,
 	// vllm/v1/executor/multiproc_executor.py and ray_executor_v2.py, vllm/v1/utils.py. Group 1 is the exit code, or
-	// minus the signal. 0.14.1 reports neither.
+	// minus the signal's number. Group 1 is empty for 0.14.1, which reports neither of them.
 	processDied = regexp.MustCompile(`(?:proc|process|Process|RayWorkerProc|VllmWorkerProcess) .*died(?: unexpectedly| with exit code|,)(?:.*?(?:exit code:? ?)(-?\d+))?|` +
 		`engine core exited unexpectedly`)
-	// failedProcs matches the last line of a start whose engine died (vllm/v1/engine/utils.py). We saw 0.14.1 leave out
-	// killed processes.
+	// failedProcs matches the last log line of a start that failed because the engine died (vllm/v1/engine/utils.py).
+	// In 0.14.1 this line leaves out killed processes.
 	failedProcs = regexp.MustCompile(`Engine core initialization failed.*Failed core proc\(s\): \{(?:'[^']*': (-?\d+))?`)
 	// shellsWord matches a shell's report about a child, such as: serve.sh: line 3: 4711 Killed    vllm serve …
 	shellsWord = regexp.MustCompile(`^\S+: line \d+: +\d+ (Killed|Terminated)\b.*`)
 )
 
-// endedBy returns the failure of a process that a signal ended. code is the exit code, or minus the signal. endedBy
-// returns nil if the process exited by itself.
-func endedBy(code int, loaded bool, evidence string) *ExitError {
+// signalFailure returns the failure of a process that a signal ended, or nil if the process exited by itself. It takes
+// the exit code, or minus the signal's number.
+func signalFailure(code int, loaded bool, evidence string) *ExitError {
 	if code > 128 { // a shell exits with 128 plus the signal of its child
 		code = 128 - code
 	}
@@ -59,8 +59,8 @@ func endedBy(code int, loaded bool, evidence string) *ExitError {
 	return e
 }
 
-// learnOutside keeps the first line that shows an end from outside, unless an earlier line shows a failure. It
-// considers lines of every log level.
+// learnOutside keeps the first line that shows that somebody ended the server from outside. It keeps none if an earlier
+// line shows a failure. It considers lines of every log level.
 func (s *signs) learnOutside(text string, loaded bool) {
 	if s.outside != nil || s.known != nil || s.exception != "" && (s.ofEngine || !loaded) {
 		return
@@ -83,7 +83,7 @@ func (s *signs) learnOutside(text string, loaded bool) {
 // processEnd returns the failure if a line reports the death of a process, and nil otherwise.
 func processEnd(text string, loaded bool) *ExitError {
 	if g := shellsWord.FindStringSubmatch(text); g != nil {
-		return endedBy(map[string]int{"Killed": -9, "Terminated": -15}[g[1]], loaded, shorten(text))
+		return signalFailure(map[string]int{"Killed": -9, "Terminated": -15}[g[1]], loaded, shorten(text))
 	}
 	evidence := shorten(text)
 	g := processDied.FindStringSubmatch(text)
@@ -110,7 +110,7 @@ func processEnd(text string, loaded bool) *ExitError {
 	if code == 0 { // on SIGTERM, a process of vLLM raises SystemExit, which gives exit code 0
 		return &ExitError{Class: Infrastructure, Cause: Terminated, Evidence: evidence}
 	}
-	return endedBy(code, loaded, evidence)
+	return signalFailure(code, loaded, evidence)
 }
 
 // signalName says how a process ended, such as "signal 9 (killed)" or "exit code 1".

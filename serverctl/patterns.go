@@ -2,18 +2,20 @@ package serverctl
 
 import (
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 )
 
-// This file has the patterns for a server's log; outside.go has those for an end from outside. Each names the vLLM
-// version, and vLLM's file, in which the text was seen. "0.33" means 0.33.0. A text without a version was the same in
-// 0.14.1 and 0.33.0. The tables facts, phases and deaths see a line without colours, without the process's prefix, and
+// This file has the patterns for a server's log. The file outside.go has the patterns for a server that somebody ended
+// from outside. The comment on a pattern names the version and the file of vLLM in which the text was seen. "0.33"
+// means 0.33.0. If the comment names no version, the text was the same in 0.14.1 and 0.33.0. factPatterns,
+// phasePatterns and deathPatterns match what is left of a line without colours, without the process's prefix, and
 // without level, date and source location.
 
 var (
-	// vllm/logger.py and vllm/utils/system_utils.py write such lines; 0.14.1 colours the prefix even without a
-	// terminal:
+	// vllm/logger.py and vllm/utils/system_utils.py write lines such as the next one. 0.14.1 colours the prefix even
+	// without a terminal.
 	// (EngineCore_DP0 pid=123) ERROR 11-20 21:23:37 [core.py:936] text
 	colours       = regexp.MustCompile("\x1b\\[[0-9;]*[A-Za-z]")
 	processPrefix = regexp.MustCompile(`^(?:\([^()]* ?pid=\d+[^()]*\) ?)+(?:\[rank\d+\]: ?)?|^\[rank\d+\]: ?`)
@@ -30,14 +32,19 @@ var (
 	accessLine = regexp.MustCompile(`"(?:GET|POST|HEAD) \S+ HTTP/[\d.]+" 200`)
 )
 
+// maxUnknown limits how many unknown variables are kept. Container images set some that only the makers of the image
+// read.
+const maxUnknown = 100
+
 // A fact is a pattern for a log line about a starting server, with a function that stores what the line tells.
 type fact struct {
 	text *regexp.Regexp
 	read func(f *Facts, groups []string)
 }
 
-var facts = []fact{
-	// 0.14.1: vllm/entrypoints/openai/api_server.py. 0.33 writes this with VLLM_DISABLE_LOG_LOGO=1.
+var factPatterns = []fact{
+	// 0.14.1 writes this line in vllm/entrypoints/openai/api_server.py. 0.33 writes it if VLLM_DISABLE_LOG_LOGO=1 is
+	// set.
 	{regexp.MustCompile(`vLLM (?:API )?server version (\S+?),?(?: |$)`), func(f *Facts, g []string) { f.Version = g[1] }},
 	// vllm/v1/engine/core.py (seen in 0.14.1 and 0.32.0). This line tells the version when the command line starts the
 	// engine in another way. The project's simulator adds its profile to the line, which shows that the server is
@@ -61,10 +68,16 @@ var facts = []fact{
 	// vllm/compilation/backends.py. For a graph from the compile cache, vLLM writes "Directly load" instead. 0.33
 	// writes "took" where 0.14.1 writes "takes".
 	{regexp.MustCompile(`Compiling a graph for (?:compile range|dynamic shape|shape) .*(?:takes|took) [\d.]+ s`), func(f *Facts, _ []string) { f.Compiled = true }},
+	// vllm/envs.py, seen in logs of 0.20 and 0.23. A version without this line ignores an unknown variable silently.
+	{regexp.MustCompile(`^Unknown vLLM environment variable detected: ([A-Z][A-Z0-9_]*)$`), func(f *Facts, g []string) {
+		if len(f.UnknownVariables) < maxUnknown && !slices.Contains(f.UnknownVariables, g[1]) {
+			f.UnknownVariables = append(f.UnknownVariables, g[1])
+		}
+	}},
 }
 
 // parseFigure parses a number of the log, with commas between thousands. The patterns also match malformed numbers such
-// as 1.2.3; for these it returns 0, which means unknown.
+// as 1.2.3; for such numbers parseFigure returns 0, which means unknown.
 func parseFigure(s string) float64 {
 	v, err := strconv.ParseFloat(strings.ReplaceAll(s, ",", ""), 64)
 	if err != nil {
@@ -73,18 +86,18 @@ func parseFigure(s string) float64 {
 	return v
 }
 
-// keepMin keeps the smallest of the values that the ranks report. 0 means that none is known yet.
+// keepMin keeps the smallest of the values that the ranks report. 0 means that no value is known yet.
 func keepMin[N int | float64](to *N, v N) {
 	if *to == 0 || v < *to {
 		*to = v
 	}
 }
 
-// kvAvailable matches the size of the KV cache in the error of a server that refuses to start; see deaths.
+// kvAvailable matches the size of the KV cache in the error of a server that refuses to start; see deathPatterns.
 var kvAvailable = regexp.MustCompile(`available KV cache memory \((-?[\d.]+) GiB\)`)
 
-// AvailableKVGiB returns the size of the available KV cache in GiB; nil if the line does not tell it. line comes from
-// the log of a failed start with the class KVTooSmall, or is the evidence of such a start.
+// AvailableKVGiB returns the size of the available KV cache in GiB, or nil if the line does not tell it. The line comes
+// from the log of a failed start with the class KVTooSmall, or is the evidence of such a failure.
 func AvailableKVGiB(line string) *float64 {
 	m := kvAvailable.FindStringSubmatch(line)
 	if m == nil {
@@ -113,10 +126,10 @@ const (
 // Loading safetensors checkpoint shards:  25% Completed | 1/4
 var shardsLoaded = regexp.MustCompile(`Loading \S+ checkpoint shards: +(\d{1,3})% Completed`)
 
-var phases = []phase{
+var phasePatterns = []phase{
 	{regexp.MustCompile(`Starting to load model`), loadingPhase},                      // vllm/v1/worker/gpu_model_runner.py
 	{regexp.MustCompile(`Loading model from scratch`), loadingPhase},                  // vllm/v1/worker/gpu/model_runner.py, used by 0.32 and 0.33 on a GPU
-	{regexp.MustCompile(`Model loading took `), "profiling memory"},                   // the same file
+	{regexp.MustCompile(`Model loading took `), "profiling memory"},                   // vllm/v1/worker/gpu_model_runner.py
 	{regexp.MustCompile(`Using cache directory: .* torch\.compile`), "compiling"},     // vllm/compilation/backends.py
 	{regexp.MustCompile(`torch\.compile (?:takes|took) `), "profiling memory"},        // vllm/compilation/monitor.py
 	{regexp.MustCompile(`KV cache size: `), "capturing graphs and warming up"},        // vllm/v1/core/kv_cache_utils.py
@@ -128,8 +141,8 @@ var phases = []phase{
 // first. Group 1 of the pattern, if there is one, is the evidence.
 type death struct {
 	text   *regexp.Regexp
-	start  Class // class of the failure before the server is ready; empty when the line means nothing then
-	load   Class // class of the failure under load; empty when the line means nothing then
+	start  Class // class of the failure before the server is ready; empty when the line is no failure at that time
+	load   Class // class of the failure under load; empty when the line is no failure at that time
 	cause  Cause // empty when the class says everything
 	refine func(e *ExitError, groups []string)
 }
@@ -137,7 +150,7 @@ type death struct {
 // argparse matches the beginning of each error that argparse writes about a command line.
 const argparse = `(?:argument |unrecognized arguments|ambiguous option|the following arguments)`
 
-var deaths = []death{
+var deathPatterns = []death{
 	// Texts of create_server_socket in vllm/entrypoints/openai/api_server.py, and of torch.distributed for its own
 	// ports.
 	{text: regexp.MustCompile(`.*(?:Address already in use|EADDRINUSE).*`), start: PortTaken},
@@ -147,8 +160,8 @@ var deaths = []death{
 	{text: regexp.MustCompile(`.*(?:GatedRepoError|You are trying to access a gated repo|Access to model \S+ is restricted|Cannot access gated repo).*`),
 		start: ModelNotFound, cause: GatedModel},
 
-	// Python's texts for errno 28, 122, 24, 11, 13, 30, 5 and 116. They can come when a file is written or opened, or a
-	// thread is started.
+	// Python's texts for errno 28, 122, 24, 11, 13, 30, 5 and 116. Such errors can come when a file is written or
+	// opened, or a thread is started.
 	{text: regexp.MustCompile(`.*(?:\[Errno 28\]|No space left on device|\[Errno 122\]|Disk quota exceeded|unable to write to file </torch_|out of shared memory).*`),
 		start: Infrastructure, load: Infrastructure, cause: DiskFull},
 	{text: regexp.MustCompile(`.*(?:\[Errno 24\]|Too many open files).*`), start: Infrastructure, load: Infrastructure, cause: TooManyFiles},
@@ -175,7 +188,7 @@ var deaths = []death{
 		`uncorrectable (?:NVLink|ECC) error|hardware stack error|compiled with an unsupported toolchain|Torch not compiled with CUDA enabled|Failed to infer device type|Driver/library version mismatch|GPU is lost|fallen off the bus|` +
 		`libcuda\.so\.1: cannot open shared object file|NVML_ERROR_\w+|NVMLError\w*:? ).*`), start: Infrastructure, load: Infrastructure, cause: Driver},
 
-	// A text of libtpu. The failure has no cause here, because the remedy for a GPU's driver does not apply.
+	// A text of libtpu. The failure gets no Cause, because the remedy for a GPU's driver does not apply.
 	{text: regexp.MustCompile(`.*The TPU is already in use.*`), start: Infrastructure},
 	// Weights are truncated or damaged (texts of safetensors and torch.load).
 	{text: regexp.MustCompile(`.*(?:SafetensorError|Error while deserializing header|PytorchStreamReader failed|unexpected EOF, expected \d+ more bytes).*`),
@@ -186,17 +199,18 @@ var deaths = []death{
 	// vllm/model_executor/models/registry.py).
 	{text: regexp.MustCompile(`.*(?:Transformers does not recognize this architecture|Model architectures \[.*\] (?:are not supported|failed to be inspected)|` +
 		`has no vLLM implementation).*`), start: ModelNotFound, cause: Unsupported},
-	// Texts of requests and urllib3 about a proxy that blocks the connection. They come before the next pattern,
+	// Texts of requests and urllib3 about a proxy that blocks the connection. This pattern comes before the next,
 	// because a 403 of the proxy is not a 403 of the hub.
 	{text: regexp.MustCompile(`.*(?:ProxyError\b|Unable to connect to proxy|Tunnel connection failed).*`), start: ModelNotFound, cause: Hub},
-	// The first pattern: the hub refuses missing or wrong credentials. The second: there is no network (texts of
-	// requests and httpx).
+	// The first pattern means that the hub refuses missing or wrong credentials. The second pattern means that there is
+	// no network (texts of requests and httpx).
 	{text: regexp.MustCompile(`.*(?:401 Client Error|403 Forbidden|Invalid username or password|Invalid user token).*`), start: ModelNotFound, cause: GatedModel},
 	{text: regexp.MustCompile(`.*(?:couldn't connect to 'https://huggingface\.co|Failed to resolve 'huggingface|host='huggingface\.co'|OfflineModeIsEnabled|` +
 		`LocalEntryNotFoundError|Cannot find an appropriate cached snapshot folder).*`), start: ModelNotFound, cause: Hub},
 
-	// There is no model (texts of huggingface_hub through vllm/transformers_utils/repo_utils.py, seen in 0.14.1 for a
-	// missing folder, and of transformers and vLLM for a folder that holds no model).
+	// There is no model. huggingface_hub writes some of these texts for a missing folder, through
+	// vllm/transformers_utils/repo_utils.py (seen in 0.14.1). transformers and vLLM write the others for a folder that
+	// holds no model.
 	{text: regexp.MustCompile(`.*(?:Repo id must be in the form|` +
 		`Invalid repository ID or local directory specified|does not appear to have a file named|` +
 		`is not a local folder and is not a valid model identifier|Can't load the (?:configuration|tokenizer|model) (?:of|for)|` +
@@ -232,15 +246,15 @@ var deaths = []death{
 	// usually not the one that caused it.
 	{text: regexp.MustCompile(`.*(?:an illegal memory access was encountered|device-side assert triggered|unspecified launch failure|Memory access fault by GPU|an illegal instruction was encountered|misaligned address).*`),
 		start: StartCrash, load: CrashLoad, cause: IllegalAccess},
-	// A GPU kernel could not be compiled (texts of Triton, of the linker, and of ninja and nvcc, which build the
-	// extensions of FlashInfer and torch).
+	// A GPU kernel could not be compiled (texts of Triton and of the linker, and texts of ninja and nvcc, which build
+	// the extensions of FlashInfer and torch).
 	{text: regexp.MustCompile(`.*(?:Failed to find C compiler|Could not find nvcc|nvcc: (?:command )?not found|nvcc fatal|Ninja build failed|ninja: build stopped|` +
 		`cannot find -lcuda|cannot find -lcudart|fatal error: \S+\.h(?:pp)?: No such file|CUDA_HOME environment variable is not set|No such file or directory: '\S*(?:ninja|nvcc|gcc)'|` +
 		`PTXAS error|ptxas fatal|Error building extension).*`), start: StartCrash, load: CrashLoad, cause: Compiler},
 	// csrc/custom_all_reduce.cuh and csrc/quickreduce: vLLM's own kernels print this and end their process.
 	{text: regexp.MustCompile(`^Failed: (?:Cuda|CUDA|HIP) error .*`), start: StartCrash, load: CrashLoad},
-	// torch/csrc/distributed/c10d: processes cannot reach each other. The failure has no cause here, because the remedy
-	// for NCCL does not apply.
+	// torch/csrc/distributed/c10d: processes cannot reach each other. The failure gets no Cause, because the remedy for
+	// NCCL does not apply.
 	{text: regexp.MustCompile(`.*(?:Gloo connect\w+ failed|DistNetworkError: ).*`), start: Infrastructure, load: Infrastructure},
 	// Native code crashed (texts of Python's faulthandler, of torch's signal handler and of C++).
 	{text: regexp.MustCompile(`.*Fatal Python error: Bus error.*`), start: Infrastructure, load: Infrastructure, cause: BusError},
@@ -284,12 +298,14 @@ var (
 	pointer = regexp.MustCompile(`(?i)\bsee (?:the )?(?:stack ?trace|root cause|error|traceback)s?\b.*(?:above|for (?:the )?root cause)|check the stack trace above`)
 	// frame matches a line of a traceback by its indentation: a location, a line of code, or the marks below it.
 	frame = regexp.MustCompile(`^ {2}File "|^ {4,}\S|^Traceback \(most recent call last\):|^Process \S+:$`)
+	// marks matches the lines of a traceback that are not code.
 	marks = regexp.MustCompile(`^ {2}File |^\S|^[ ^~]*$`)
 	// usageError matches an argparse error of any program, such as "vllm serve: error: argument --x: …".
 	usageError = regexp.MustCompile(`^\S.{0,80}?: error: (.+)`)
 )
 
-// The engine logs these texts when it resets the prefix cache, or cannot (vllm/v1/core/block_pool.py).
+// The engine logs the first text when it has reset the prefix cache, and the second when it could not
+// (vllm/v1/core/block_pool.py).
 const (
 	resetDone   = "Successfully reset prefix cache"
 	resetFailed = "Failed to reset prefix cache"

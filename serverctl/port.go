@@ -19,7 +19,7 @@ type heldPort struct {
 	release func()
 }
 
-// holdPort holds the wanted port if it is free, and any free port otherwise. 0 asks for any free port.
+// holdPort holds the wanted port if it is free, and any free port otherwise. Port 0 stands for any free port.
 func holdPort(wanted int) (*heldPort, error) {
 	held, err := bindPort(wanted)
 	if errors.Is(err, unix.EADDRINUSE) && wanted != 0 {

@@ -2,11 +2,11 @@ package serverctl
 
 import "fmt"
 
-// The tables say what the tuner does about a failure, and what a user can do. A remedy stands here only if it is known
+// The verdicts say what the tuner does about a failure, and what a user can do. A remedy is listed only if it is known
 // to help, because a wrong remedy costs the user a day. An empty remedy means that none is known.
 var (
-	classes = map[Class]struct {
-		pointsFault bool // the failure shows that the point is infeasible; otherwise it tells the search nothing
+	classVerdicts = map[Class]struct {
+		pointsFault bool // the failure shows that the point (the server's flags) is infeasible; otherwise the failure tells the search nothing
 		retryable   bool // a fresh server with the same flags may work
 		fatal       bool // the user must act: other flags or a second try do not help
 		remedy      string
@@ -28,7 +28,7 @@ var (
 		ClientLimited:      {retryable: true, remedy: "give the tuner cores that the server does not use: its load generator was late"},
 	}
 
-	causes = map[Cause]struct {
+	causeVerdicts = map[Cause]struct {
 		fatal   bool // the user must act: other flags or a second try do not help
 		machine bool // a second failure with this cause shows that the machine must be repaired first
 		remedy  string
@@ -37,7 +37,7 @@ var (
 		ExitZero:      {remedy: "see `tuner logs` for what ended the server; its flags are not the cause"},
 		IllegalAccess: {}, // a bug of a GPU kernel: the search avoids the point
 		NCCL:          {remedy: "run the server with NCCL_DEBUG=INFO in server.env; the usual reasons are a small /dev/shm and broken links between GPUs"},
-		DiskFull:      {fatal: true, remedy: "free space on the disk, or in /dev/shm, that the line names"},
+		DiskFull:      {fatal: true, remedy: "make room on the disk that the line names, or in /dev/shm"},
 		TooManyFiles:  {fatal: true, remedy: "raise the limit of open files (ulimit -n)"},
 		TooManyProc:   {fatal: true, remedy: "raise the limit of processes (ulimit -u, or the cgroup's pids.max)"},
 		GatedModel:    {fatal: true, remedy: "request access to the model, and set HF_TOKEN in server.env"},
@@ -67,23 +67,23 @@ var (
 
 // PointsFault reports whether the failure shows that the point is infeasible. Any other failure tells the search
 // nothing.
-func (c Class) PointsFault() bool { return classes[c].pointsFault }
+func (c Class) PointsFault() bool { return classVerdicts[c].pointsFault }
 
 // Retryable reports whether a fresh server with the same flags may work.
-func (c Class) Retryable() bool { return classes[c].retryable }
+func (c Class) Retryable() bool { return classVerdicts[c].retryable }
 
 // Machine reports whether the machine must be repaired when a second server has failed with this cause.
-func (c Cause) Machine() bool { return causes[c].machine }
+func (c Cause) Machine() bool { return causeVerdicts[c].machine }
 
 // Fatal reports whether the user must act, because other flags or a second try do not help.
-func (e *ExitError) Fatal() bool { return causes[e.Cause].fatal || classes[e.Class].fatal }
+func (e *ExitError) Fatal() bool { return causeVerdicts[e.Cause].fatal || classVerdicts[e.Class].fatal }
 
 // Remedy returns what a user can do about a failure; "" if no remedy is known.
 func Remedy(class Class, cause Cause) string {
 	if cause != "" {
-		return causes[cause].remedy
+		return causeVerdicts[cause].remedy
 	}
-	return classes[class].remedy
+	return classVerdicts[class].remedy
 }
 
 // Words returns the name of a failure: its class, and its cause if that is known.

@@ -15,7 +15,7 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files anew")
 
-// constants returns the values of all constants of a type in serverctl.go.
+// constants returns the values of all constants in serverctl.go that have the named type.
 func constants(t *testing.T, name string) (values []string) {
 	t.Helper()
 	file, err := parser.ParseFile(token.NewFileSet(), "serverctl.go", nil, 0)
@@ -40,12 +40,12 @@ func constants(t *testing.T, name string) (values []string) {
 	return values
 }
 
-// The golden file lists every class and cause, with its remedy and whose fault it is. Read it as a whole.
+// The golden file lists every class and cause, with its remedy and who is at fault. Read the file as a whole.
 func TestRemedies(t *testing.T) {
 	var text strings.Builder
 	classNames, causeNames := constants(t, "Class"), constants(t, "Cause")
-	if len(classNames) != len(classes) || len(causeNames) != len(causes) {
-		t.Errorf("%d classes and %d causes, but the tables have %d and %d", len(classNames), len(causeNames), len(classes), len(causes))
+	if len(classNames) != len(classVerdicts) || len(causeNames) != len(causeVerdicts) {
+		t.Errorf("%d classes and %d causes, but the tables have %d and %d", len(classNames), len(causeNames), len(classVerdicts), len(causeVerdicts))
 	}
 	say := func(name, whose, remedy string) {
 		if remedy == "" {
@@ -55,20 +55,20 @@ func TestRemedies(t *testing.T) {
 	}
 	fmt.Fprintln(&text, "Every class and cause of a failure, whose fault it is, and what the user is told to do about it.")
 	for _, class := range classNames {
-		if _, ok := classes[Class(class)]; !ok {
+		if _, ok := classVerdicts[Class(class)]; !ok {
 			t.Errorf("the table lacks class %s", class)
 		}
-		say(class, whose(&ExitError{Class: Class(class)}), Remedy(Class(class), ""))
+		say(class, culprit(&ExitError{Class: Class(class)}), Remedy(Class(class), ""))
 	}
 	fmt.Fprintln(&text)
 	for _, cause := range causeNames {
-		if _, ok := causes[Cause(cause)]; !ok {
+		if _, ok := causeVerdicts[Cause(cause)]; !ok {
 			t.Errorf("the table lacks cause %s", cause)
 		}
 		faults := []string{}
-		for _, d := range deaths {
+		for _, d := range deathPatterns {
 			for _, class := range []Class{d.start, d.load} {
-				word := whose(&ExitError{Class: class, Cause: d.cause})
+				word := culprit(&ExitError{Class: class, Cause: d.cause})
 				if string(d.cause) == cause && class != "" && !slices.Contains(faults, word) {
 					faults = append(faults, word)
 				}

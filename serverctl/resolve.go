@@ -24,13 +24,13 @@ var resolvedFlags = map[string]string{
 	"num_gpu_blocks":         "num-gpu-blocks",
 }
 
-// resolvedArgs returns the values of the server's flags by name, as far as the server tells them. Its log tells the
-// flags of its command line. /metrics tells defaults that the server chose by GPU and model. A flag that the server
-// does not tell is missing; that is no error.
-func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
+// resolvedArgs returns the values of the server's flags by name. It takes the flags of the command line, as the
+// server's log shows them, and adds the values that /metrics shows. Those include defaults that the server chose by GPU
+// and model. If the server does not tell a flag's value, the result lacks this flag; that is no error.
+func (c *client) resolvedArgs(ctx context.Context, commandLine map[string]string) map[string]string {
 	args := map[string]string{}
-	maps.Copy(args, s.log.now().args)
-	a, err := s.call(ctx, http.MethodGet, "/metrics", nil, callTimeout)
+	maps.Copy(args, commandLine)
+	a, err := c.call(ctx, http.MethodGet, "/metrics", nil, callTimeout)
 	if err != nil || a.status != http.StatusOK {
 		return args
 	}
@@ -48,8 +48,9 @@ func (s *Server) resolvedArgs(ctx context.Context) map[string]string {
 	return args
 }
 
-// pythonPair matches a pair of a Python dict as vLLM prints it: 'max_num_seqs': 8, 'model': '/m',
-// 'speculative_config': {'method': 'ngram'}. It keeps one level of a nested dict or list as it is.
+// pythonPair matches a key and its value in a Python dict as vLLM prints it, such as: 'max_num_seqs': 8, 'model': '/m',
+// 'speculative_config': {'method': 'ngram'}. If the value is itself a dict or list, without further nesting, it is
+// matched as a whole.
 var pythonPair = regexp.MustCompile(`'(\w+)': ('(?:[^'\\]|\\.)*'|\{[^{}]*\}|\[[^\[\]]*\]|[^,{}\[\]]+)`)
 
 // parseNonDefault parses the dict of vLLM's log line "non-default args: {…}" (vllm/entrypoints/utils.py).
@@ -58,7 +59,7 @@ func parseNonDefault(dict string) map[string]string {
 	for _, pair := range pythonPair.FindAllStringSubmatch(strings.TrimSuffix(strings.TrimPrefix(dict, "{"), "}"), -1) {
 		name := strings.ReplaceAll(pair[1], "_", "-")
 		if name == "host" || name == "port" || name == "api-server-count" || SecretName(pair[1]) {
-			continue // set by the tuner, or secret
+			continue // the tuner sets this flag, or its value is secret
 		}
 		args[name] = strings.Trim(pair[2], "'")
 	}

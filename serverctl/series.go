@@ -1,7 +1,6 @@
 package serverctl
 
 import (
-	"context"
 	"math"
 	"slices"
 	"sync"
@@ -38,28 +37,30 @@ type GPUSeries struct {
 	UsedMiB     []float64 `json:"used_mib"`
 	PowerW      []float64 `json:"power_w"`
 	SMClockMHz  []float64 `json:"sm_clock_mhz"`
-	Throttle    []string  `json:"throttle,omitempty"` // the reasons to throttle that were seen, each once
+	Throttle    []string  `json:"throttle,omitempty"` // the reasons to throttle that occurred, each listed once
 }
 
-// A recorder fills the Series that Observe has begun, until it is ended.
+// A recorder adds rows to the Series that Observe has begun, until that Series is ended.
 type recorder struct {
-	mu    sync.Mutex
-	begin time.Time
-	now   *Series // nil while no series is wanted
+	mu      sync.Mutex
+	begin   time.Time
+	current *Series // nil while no series is wanted
 }
 
 // Observe begins a series, with times relative to begin, and returns a function that ends it. A second series ends
 // the first.
-func (s *Server) Observe(begin time.Time) (end func() *Series) {
+func (s *Server) Observe(begin time.Time) (end func() *Series) { return s.series.observe(begin) }
+
+func (r *recorder) observe(begin time.Time) (end func() *Series) {
 	series := &Series{}
-	s.series.mu.Lock()
-	s.series.begin, s.series.now = begin, series
-	s.series.mu.Unlock()
+	r.mu.Lock()
+	r.begin, r.current = begin, series
+	r.mu.Unlock()
 	return func() *Series {
-		s.series.mu.Lock()
-		defer s.series.mu.Unlock()
-		if s.series.now == series {
-			s.series.now = nil
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		if r.current == series {
+			r.current = nil
 		}
 		return series
 	}
@@ -71,7 +72,7 @@ func seconds(d time.Duration) float64 { return math.Round(d.Seconds()*1000) / 10
 func (r *recorder) add(at time.Time, c Counters) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	s := r.now
+	s := r.current
 	if s == nil {
 		return
 	}
@@ -94,12 +95,12 @@ func (r *recorder) add(at time.Time, c Counters) {
 func (r *recorder) addGPUs(reading gpu.Reading) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.now == nil {
+	if r.current == nil {
 		return
 	}
 	at := seconds(reading.At.Sub(r.begin))
 	for _, g := range reading.GPUs {
-		r.now.gpu(g.Index).add(at, g)
+		r.current.gpu(g.Index).add(at, g)
 	}
 }
 
@@ -133,53 +134,4 @@ func (s *Series) gpu(index int) *GPUSeries {
 	}
 	s.GPUs = append(s.GPUs, GPUSeries{Index: index})
 	return &s.GPUs[len(s.GPUs)-1]
-}
-
-// A looper is a gpu.Source that reports readings by itself. This costs less than one query for each reading.
-type looper interface {
-	Watch(ctx context.Context, every time.Duration, tell func(gpu.Reading)) error
-}
-
-// watchGPUs reads the GPUs once a second until ctx ends, and adds the readings to the series.
-func (s *Server) watchGPUs(ctx context.Context) {
-	if len(s.before) == 0 {
-		return
-	}
-	tell := func(r gpu.Reading) {
-		r.GPUs = OwnGPUs(r, s.config.Env, s.config.Args)
-		s.series.addGPUs(r)
-	}
-	var err error
-	if source, ok := s.config.GPU.(looper); ok {
-		err = source.Watch(ctx, s.config.limits.sampleEvery, tell)
-	} else {
-		err = poll(ctx, s.config.GPU, s.config.limits.sampleEvery, tell)
-	}
-	if err != nil && ctx.Err() == nil {
-		s.gpuError = err.Error()
-	}
-}
-
-// maxMisses is how many readings in a row may fail before poll gives up.
-const maxMisses = 10
-
-// poll queries a source once per interval. It returns when ctx ends, or with the last error when it gives up.
-func poll(ctx context.Context, source gpu.Source, every time.Duration, tell func(gpu.Reading)) error {
-	misses := 0
-	for {
-		switch r, err := source.Query(ctx); {
-		case err == nil:
-			misses = 0
-			tell(r)
-		case misses == maxMisses:
-			return err
-		default:
-			misses++
-		}
-		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-time.After(every):
-		}
-	}
 }

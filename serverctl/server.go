@@ -2,32 +2,26 @@ package serverctl
 
 import (
 	"context"
-	"net/http"
 	"sync"
 
-	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/proc"
 )
 
 // A Server is a running inference server. Start returns it when it is ready.
 type Server struct {
-	config    Config
-	process   *proc.Process
-	log       *logbook
-	http      *http.Client
-	port      int
-	url       string
-	owned     bool // a check has shown that only our process listens on the port
-	healthy   bool // /health answered 200
-	strangers int  // checks in a row in which another process answered on the port
-	modelID   string
-	facts     Facts
-	before    []gpu.GPU // the server's GPUs before its start; empty if no GPU can be queried
-	shm       *host.ShmWatch
-	oomKills  int64 // how many processes the kernel had killed for lack of memory before the start
-	series    recorder
-	gpuError  string // why the GPUs are no longer watched; valid after the watchers have ended
+	config   Config
+	process  *proc.Process
+	log      *logbook
+	client   *client
+	gpus     gpus
+	port     int
+	owned    bool // a check has shown that only our process listens on the port
+	modelID  string
+	facts    Facts
+	shm      *host.ShmWatch
+	oomKills int64 // how many processes the kernel had killed for lack of memory before the start
+	series   recorder
 
 	stopWatch context.CancelFunc // ends the watchers
 	watched   sync.WaitGroup     // the watchers
@@ -40,18 +34,18 @@ type Server struct {
 }
 
 // URL is the base URL, such as http://127.0.0.1:8000.
-func (s *Server) URL() string { return s.url }
+func (s *Server) URL() string { return s.client.url }
 
 // ModelID is the name that requests use for the model.
 func (s *Server) ModelID() string { return s.modelID }
 
-// Facts returns what the server logged about itself during its start.
+// Facts returns what the server told about itself during its start.
 func (s *Server) Facts() Facts { return s.facts }
 
 // Exited is closed when the server has died or become useless. Stop does not close it.
 func (s *Server) Exited() <-chan struct{} { return s.exited }
 
-// Err returns why Exited was closed, as an *ExitError. It is nil before.
+// Err returns why Exited was closed, as an *ExitError. Before that it returns nil.
 func (s *Server) Err() error {
 	select {
 	case <-s.exited:

@@ -15,8 +15,8 @@ import (
 	"vllmtuner/serverctl/host"
 )
 
-// oomCounter returns a machine whose kernel has killed two processes for lack of memory. kill raises this number to
-// three.
+// oomCounter returns a machine whose kernel has killed two processes for lack of memory, and a function that raises
+// this number to three.
 func oomCounter(t *testing.T) (machine host.Reader, kill func()) {
 	t.Helper()
 	root := t.TempDir()
@@ -62,7 +62,7 @@ func TestADeathUnderLoadHasAClass(t *testing.T) {
 		"(EngineCore_DP0 pid=2) ERROR 11-20 21:23:37 [core.py:936] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1 GiB\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	const request = 0 // in place of a signal: the test sends a request that makes the fake server die
+	const request = 0 // stands in place of a signal: the test sends a request that makes the fake server die
 	for _, row := range []struct {
 		name, role string
 		signal     syscall.Signal
@@ -87,7 +87,7 @@ func TestADeathUnderLoadHasAClass(t *testing.T) {
 			c, _ := config(row.role)
 			machine, kill := oomCounter(t)
 			c.machine = machine
-			if row.role == "deaf" || row.role == "asked" { // the other servers answer, or end
+			if row.role == "deaf" || row.role == "asked" { // the servers of the other rows answer, or end
 				c.limits.healthTimeout = time.Second
 			}
 			s := start(t, c)
@@ -98,7 +98,7 @@ func TestADeathUnderLoadHasAClass(t *testing.T) {
 				kill()
 			}
 			if row.signal == request {
-				s.call(t.Context(), http.MethodPost, "/v1/completions", map[string]string{"model": "tiny", "prompt": "x"}, hangLimit)
+				s.client.call(t.Context(), http.MethodPost, "/v1/completions", map[string]string{"model": "tiny", "prompt": "x"}, hangLimit)
 			} else if err := syscall.Kill(s.process.Record().PID, row.signal); err != nil {
 				t.Fatal(err)
 			}

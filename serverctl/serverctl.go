@@ -11,24 +11,27 @@ import (
 // Facts are what a server has reported about itself when it is ready. A zero field is unknown.
 type Facts struct {
 	Version        string        `json:"version,omitempty"`         // such as 0.14.1
-	KVCacheTokens  int           `json:"kv_cache_tokens,omitempty"` // from the start-up log
-	KVCacheGiB     float64       `json:"kv_cache_gib,omitempty"`    // per GPU
-	MaxConcurrency float64       `json:"max_concurrency,omitempty"` // how many requests of max-model-len fit into the KV cache
-	ModelGiB       float64       `json:"model_gib,omitempty"`       // weights
-	GraphGiB       float64       `json:"graph_gib,omitempty"`       // CUDA graphs
+	KVCacheTokens  int           `json:"kv_cache_tokens,omitempty"` // size in tokens, from the start-up log
+	KVCacheGiB     float64       `json:"kv_cache_gib,omitempty"`    // size per GPU
+	MaxConcurrency float64       `json:"max_concurrency,omitempty"` // how many requests of max-model-len tokens fit into the KV cache
+	ModelGiB       float64       `json:"model_gib,omitempty"`       // memory of the weights
+	GraphGiB       float64       `json:"graph_gib,omitempty"`       // memory of the CUDA graphs
 	MaxModelLen    int           `json:"max_model_len,omitempty"`   // from /v1/models
-	StartUp        time.Duration `json:"start_up_ns,omitempty"`     // from exec to the first real token
+	StartUp        time.Duration `json:"start_up_ns,omitempty"`     // time from exec to the first real token
 	Port           int           `json:"port,omitempty"`
 	Simulated      bool          `json:"simulated,omitempty"` // the server is a simulator without a GPU
+	Virtual        bool          `json:"-"`                   // the server's time is virtual, so no clock of this machine shows it
 
 	Parts    []Part            `json:"start_up_parts,omitempty"` // the parts of StartUp in order; their sum is StartUp
 	Compiled bool              `json:"compiled,omitempty"`       // graphs were compiled, not loaded from the compile cache
 	Args     map[string]string `json:"args,omitempty"`           // the value of each flag, by flag name without dashes; defaults are included
+
+	UnknownVariables []string `json:"unknown_variables,omitempty"` // environment variables of vLLM that the server does not know
 }
 
 // A Part is one phase of a start-up.
 type Part struct {
-	Name string        `json:"name"` // such as "loading the weights"; see phases in patterns.go
+	Name string        `json:"name"` // such as "loading the weights"; see phasePatterns in patterns.go
 	Took time.Duration `json:"took_ns"`
 }
 
@@ -46,15 +49,16 @@ type Counters struct {
 	DraftTokens      float64 // vllm:spec_decode_num_draft_tokens_total
 	AcceptedTokens   float64 // vllm:spec_decode_num_accepted_tokens_total
 
-	// AcceptedAt counts the accepted draft tokens by their position in the draft, from 0:
-	// vllm:spec_decode_num_accepted_tokens_per_pos_total. It is empty without speculation.
+	// AcceptedAt counts the accepted draft tokens by their position in the draft; the first position is 0. The metric
+	// is vllm:spec_decode_num_accepted_tokens_per_pos_total. Without speculation, AcceptedAt is empty.
 	AcceptedAt []float64
 }
 
-// A Class is the kind of failure of a server, and of its trial.
+// A Class tells in what way a server, and with it its trial, has failed.
 type Class string
 
-// These are the classes. The table classes in remedies.go says whether the point is at fault.
+// These are the classes. For each class, classVerdicts in remedies.go says whether the point (the server's flags) is at
+// fault.
 const (
 	FlagsRejected  Class = "flags-rejected"
 	OOMStart       Class = "oom-start"
@@ -69,13 +73,13 @@ const (
 	Infrastructure Class = "infrastructure"
 	Aborted        Class = "aborted"
 
-	// AcceptanceNearZero: the server works, but it accepts hardly any of its draft tokens.
+	// AcceptanceNearZero means that the server works, but accepts hardly any of its draft tokens.
 	AcceptanceNearZero Class = "acceptance-near-zero"
 
-	// DroppedByRace: the server works, but it carries clearly less than the best point.
+	// DroppedByRace means that the server works, but carries clearly less traffic than the best point.
 	DroppedByRace Class = "dropped-by-race"
 
-	// ClientLimited: the server works, but the load generator was late and spoiled the measurement.
+	// ClientLimited means that the server works, but the load generator was late and spoiled the measurement.
 	ClientLimited Class = "client-limited"
 )
 
@@ -85,7 +89,7 @@ type Cause string
 // The causes.
 const (
 	EngineDead    Cause = "engine-dead"           // the engine died, and its API server lived on
-	ExitZero      Cause = "exit-0"                // the server ended under load with exit code 0: no flag does that
+	ExitZero      Cause = "exit-0"                // the server ended under load with exit code 0; no flag causes that
 	IllegalAccess Cause = "illegal-memory-access" // a GPU kernel accessed memory that it must not access
 	NCCL          Cause = "nccl"                  // the GPUs could not communicate
 	DiskFull      Cause = "disk-full"
@@ -113,7 +117,7 @@ const (
 	Damaged     Cause = "damaged-weights"   // the weights' files are truncated or damaged
 	RemoteCode  Cause = "remote-code"       // the model brings its own code, which the flags do not allow
 	Unsupported Cause = "unsupported-model" // this server does not know the model's architecture
-	SameWords   Cause = "same-words"        // the study's first servers all died with these words: see studies.AllDiedAlike
+	SameWords   Cause = "same-words"        // the study's first servers all died with the same message: see studies.AllDiedAlike
 )
 
 // An ExitError says how a server failed.
@@ -121,8 +125,8 @@ type ExitError struct {
 	Class    Class
 	Cause    Cause         // empty when only the class is known
 	Evidence string        // the log line that shows the class, or what was observed
-	Argparse bool          // argparse refused the args; its error stays, whatever the other flags are
-	KVGiB    *float64      // size of the KV cache of KVTooSmall, in GiB; nil if the log does not tell it
+	Argparse bool          // argparse refused the args; it would refuse them again, whatever the other flags are
+	KVGiB    *float64      // size of the KV cache, in GiB, for the class KVTooSmall; nil if the log does not tell it
 	Code     int           // exit code; -1 when the server still ran or a signal ended it
 	Tail     []string      // last lines of the server's log
 	Took     time.Duration // time from the start to the failure; set only by the simulator, whose time is virtual

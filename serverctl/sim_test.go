@@ -31,7 +31,7 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 		}
 		_, port, _ := net.SplitHostPort(free.Addr().String())
 		free.Close()
-		log := new(told)
+		log := new(transcript)
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		done := make(chan error, 1)
@@ -47,16 +47,16 @@ func TestTheLogOfEachSimulatedVersionIsRead(t *testing.T) {
 		var l logbook
 		l.begin(time.Now())
 		fmt.Fprint(&l, log.all())
-		f := l.now().facts
+		f := l.snapshot().facts
 		tokens, concurrency := f.KVCacheTokens, f.MaxConcurrency
 		if f.Version != version || !f.Simulated || tokens == 0 || concurrency == 0 || f.KVCacheGiB == 0 || f.ModelGiB != 8 || f.GraphGiB == 0 {
 			t.Errorf("%s: the facts are %+v", version, f)
 		}
-		if args := l.now().args; args["max-num-seqs"] != "8" || args["model"] != "/m" || args["api-key"] != "" {
+		if args := l.snapshot().args; args["max-num-seqs"] != "8" || args["model"] != "/m" || args["api-key"] != "" {
 			t.Errorf("%s: the args are %v", version, args)
 		}
 		var phases []string
-		for _, part := range l.ready(time.Now()) {
+		for _, part := range l.endStart(time.Now()) {
 			phases = append(phases, part.Name)
 		}
 		if want := []string{firstPhase, loadingPhase, "profiling memory", "compiling", "capturing graphs and warming up", "starting the HTTP server"}; !slices.Equal(phases, want) {

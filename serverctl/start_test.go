@@ -21,26 +21,26 @@ import (
 	"vllmtuner/serverctl/proc"
 )
 
-// told collects the progress and the log of a starting server.
-type told struct {
+// A transcript collects the progress and the log of a starting server.
+type transcript struct {
 	mu   sync.Mutex
 	said []string
 	log  bytes.Buffer
 }
 
-func (t *told) progress(phase string) {
+func (t *transcript) progress(phase string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.said = append(t.said, phase)
 }
 
-func (t *told) Write(b []byte) (int, error) {
+func (t *transcript) Write(b []byte) (int, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.log.Write(b)
 }
 
-func (t *told) all() string {
+func (t *transcript) all() string {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return strings.Join(t.said, "\n") + "\n" + t.log.String()
@@ -50,8 +50,8 @@ func (t *told) all() string {
 const hangLimit = 45 * time.Second
 
 // config returns a config that starts the test binary in a role.
-func config(role string) (Config, *told) {
-	var seen told
+func config(role string) (Config, *transcript) {
+	var seen transcript
 	return Config{
 		Command:      []string{os.Args[0]},
 		Model:        "/models/tiny",
@@ -173,7 +173,7 @@ func TestAServerThatDoesNotGetReadyIsStopped(t *testing.T) {
 			if timeout > hangLimit {
 				t.Fatalf("Start() = %v, and told: %s; want the last line and the phase", err, seen.all())
 			}
-			t.Logf("the server said nothing within %v", timeout) // so the machine is busy
+			t.Logf("the server said nothing within %v", timeout) // such a silence means that the machine is busy
 		}
 	})
 	t.Run("when the context ends", func(t *testing.T) {
@@ -308,7 +308,7 @@ func TestSecretsAreInNoLogAndNoTail(t *testing.T) {
 	c.Env["HF_TOKEN"], c.Env["MYCRED"] = "token-in-env", "value-of-a-reference"
 	c.Secrets = []string{"value-of-a-reference"}
 	s := start(t, c)
-	text := seen.all() + strings.Join(s.log.now().tail, "\n")
+	text := seen.all() + strings.Join(s.log.snapshot().tail, "\n")
 	for _, secret := range []string{"key-of-the-api", "key-in-args", "token-in-args", "token-in-env", "value-of-a-reference"} {
 		if strings.Contains(text, secret) {
 			t.Errorf("%q is in the log", secret)
@@ -327,7 +327,7 @@ func TestSecretsByTheNamesOfVariables(t *testing.T) {
 		"REGISTRY_AUTH=12345678": false, "AUTHOR=abcdefgh": false, "COMPASSES=abcdefgh": false, "TOKENIZERS_PARALLELISM=abcdefgh": false,
 	} {
 		_, value, _ := strings.Cut(variable, "=")
-		if hidden := (Config{}).secrets([]string{variable}).hide("given " + value); (hidden == "given [secret]") != secret {
+		if hidden := (Config{}).censor([]string{variable}).hide("given " + value); (hidden == "given [secret]") != secret {
 			t.Errorf("with %s in the environment the log says %q", variable, hidden)
 		}
 	}
@@ -345,6 +345,30 @@ func TestAKeyReachesServerAndRequests(t *testing.T) {
 	}
 }
 
+// Each variable that the tuner sets itself is known by name, so that no study can search it.
+func TestOwnVariablesAreNamed(t *testing.T) {
+	var inherited []string
+	for _, variable := range os.Environ() {
+		name, _, _ := strings.Cut(variable, "=")
+		inherited = append(inherited, name)
+	}
+	for _, variable := range (Config{APIKey: "a", Unset: inherited}).environ() {
+		if name, _, _ := strings.Cut(variable, "="); OwnVariable(name) == "" {
+			t.Errorf("environ sets %s, but OwnVariable does not know it", name)
+		}
+	}
+}
+
+func TestUnknownVariablesAreFacts(t *testing.T) {
+	var l logbook
+	fmt.Fprintln(&l, "WARNING 04-21 12:32:10 [envs.py:1744] Unknown vLLM environment variable detected: VLLM_USE_V1")
+	fmt.Fprintln(&l, "(APIServer pid=1) WARNING 07-02 21:58:11 [envs.py:2027] Unknown vLLM environment variable detected: VLLM_BUILD_URL")
+	fmt.Fprintln(&l, "(EngineCore pid=2) WARNING 07-02 21:58:11 [envs.py:2027] Unknown vLLM environment variable detected: VLLM_USE_V1")
+	if got := l.snapshot().facts.UnknownVariables; !slices.Equal(got, []string{"VLLM_USE_V1", "VLLM_BUILD_URL"}) {
+		t.Errorf("the unknown variables are %q", got)
+	}
+}
+
 func TestTheEnvironmentPutsTheUsersWordLast(t *testing.T) {
 	t.Setenv("NO_COLOR", "mine")
 	t.Setenv("VLLM_SERVER_DEV_MODE", "0")
@@ -353,6 +377,12 @@ func TestTheEnvironmentPutsTheUsersWordLast(t *testing.T) {
 		if !slices.Contains(env, want) {
 			t.Errorf("the environment lacks %s", want)
 		}
+	}
+	t.Setenv("OMP_NUM_THREADS", "3")
+	t.Setenv("NCCL_ALGO", "Ring")
+	env = Config{Env: map[string]string{"NCCL_ALGO": "Tree"}, Unset: []string{"OMP_NUM_THREADS", "NCCL_ALGO"}}.environ()
+	if slices.Contains(env, "OMP_NUM_THREADS=3") || !slices.Contains(env, "NCCL_ALGO=Tree") || slices.Contains(env, "NCCL_ALGO=Ring") {
+		t.Errorf("the environment is %q: Unset removes what Env does not set", env)
 	}
 	env = Config{Env: map[string]string{"PYTHONFAULTHANDLER": ""}}.environ()
 	if slices.Contains(env, "PYTHONFAULTHANDLER=1") {

@@ -8,17 +8,18 @@ import (
 	"vllmtuner/trial"
 )
 
-// SameWords is how many of a study's first servers must die with the same message before the machine is to blame. The
-// first three servers have the default, the user's own args and a sampled point, which have hardly a flag in common.
+// SameWords is a number of servers. If so many servers at the start of a study all die with the same message, the
+// machine is to blame. The first three servers have the default, the user's own args and a sampled point, which have
+// hardly a flag in common.
 const SameWords = 3
 
-// Counts reports whether a trial says anything about its point. It does not if the study's first servers all died with
-// the same message, although their flags differed. Then the machine or the server's command was broken, and the point
-// should be tried again.
+// Counts reports whether a trial says anything about its point. It returns false if the study's first servers all died
+// with the same message, although their flags differed. Then the machine or the server's command was broken, and the
+// point should be tried again.
 func (t Trial) Counts() bool { return t.Result.Cause != serverctl.SameWords }
 
-// discountAlikeDeaths marks the first trials as unknown if their servers all died with the same message. It does not
-// change the stored results, so that it works for studies of older tuners too.
+// discountAlikeDeaths marks the first trials as unknown if their servers all died with the same message. It runs when a
+// study is read and does not change what is stored, so it works for studies of older tuners too.
 func discountAlikeDeaths(trials []Trial) {
 	if end, alike := diedAlike(trials); alike >= SameWords {
 		forgive(trials[:end])
@@ -43,8 +44,8 @@ func AllDiedAlike(trials []Trial) bool {
 	return alike > 0 && end == len(trials)
 }
 
-// diedAlike counts the first trials that died with the same message, and returns the index after them. Trials with an
-// unknown outcome do not interrupt the series.
+// diedAlike finds the first trials that died with the same message. It returns the index after them, and their number.
+// Trials with an unknown outcome do not interrupt the series.
 func diedAlike(trials []Trial) (end, alike int) {
 	words := ""
 	for i := range trials {

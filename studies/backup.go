@@ -17,25 +17,25 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// An epochBackup is a whole database of an older epoch.
+// An epochBackup is a whole database of an older epoch. An epoch is the directory with one owner's copy of the study.
 type epochBackup struct {
-	files   []string // the database, and its journal if that has a transaction to roll back
+	files   []string // the database, and also its journal if the journal has a transaction to roll back
 	name    string
 	commits int64
 	trials  int
 	updated time.Time
 }
 
-// newestBackup returns the newest whole database of all epochs. It leaves out the database whose path is the argument
-// but. It writes nothing beside the databases.
-func newestBackup(dir, but string) (b epochBackup, found bool) {
+// newestBackup returns the newest whole database of all epochs. It leaves out the live database, which is at livePath.
+// It creates no file beside a database.
+func newestBackup(dir, livePath string) (b epochBackup, found bool) {
 	epochs, err := fs.Glob(os.DirFS(dir), "e[0-9]*/"+fence.Database)
 	if err != nil {
 		return b, false
 	}
-	slices.Sort(epochs) // in the order of their numbers, because all names have the same length
+	slices.Sort(epochs) // sorts by number too, because all names have the same length
 	for _, name := range slices.Backward(epochs) {
-		if path := filepath.Join(dir, name); path != but {
+		if path := filepath.Join(dir, name); path != livePath {
 			if b, err := readBackup(path); err == nil {
 				return b, true
 			}
@@ -44,8 +44,8 @@ func newestBackup(dir, but string) (b epochBackup, found bool) {
 	return b, false
 }
 
-// readBackup copies a database and checks the copy, in which SQLite rolls back an incomplete transaction. It returns
-// the key figures, or sql.ErrNoRows when the database has no study.
+// readBackup copies a database and checks the copy. SQLite rolls back an incomplete transaction in the copy. readBackup
+// returns the key figures, or sql.ErrNoRows when the database has no study.
 func readBackup(path string) (b epochBackup, err error) {
 	b.files = []string{path}
 	hot, err := isHot(path)
@@ -65,7 +65,7 @@ func readBackup(path string) (b epochBackup, err error) {
 			return b, err
 		}
 	}
-	return inFile(filepath.Join(temp, fence.Database), settings, func(db *sql.DB) (epochBackup, error) {
+	return inFile(filepath.Join(temp, fence.Database), liveOptions, func(db *sql.DB) (epochBackup, error) {
 		if b.commits, err = checkDatabase(db); err != nil {
 			return b, err
 		}
@@ -78,9 +78,9 @@ func readBackup(path string) (b epochBackup, err error) {
 	})
 }
 
-// offer returns a text for the user that says how to go on from the backup. The user must copy it to another directory,
-// because the slots of this directory belong to newer epochs. There the study has the form of the first schema: its
-// database is in the study's directory itself.
+// offer returns a text that tells the user how to go on from the backup. The user must copy the backup to another
+// directory, because the slots of this directory acknowledge commits of newer epochs. In the other directory, the copy
+// has the layout of the first schema: the database is in the study's directory itself.
 func (b *epochBackup) offer(acknowledged int64) string {
 	var files []string
 	for _, file := range b.files {

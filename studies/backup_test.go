@@ -13,7 +13,7 @@ import (
 // beginHalf leaves half of a transaction in a database, with the journal that rolls it back.
 func beginHalf(t *testing.T, path string) {
 	t.Helper()
-	db, err := openFile(path, settings)
+	db, err := openFile(path, liveOptions)
 	try(t, err)
 	_, err = db.Exec("PRAGMA cache_size=1")
 	try(t, err)

@@ -10,9 +10,10 @@ import (
 	"time"
 )
 
-// A Change is one fact of the world whose value has changed. The zero Change means that nothing has changed.
+// A Change is one fact of the study's world whose value has changed. The world is all that must not change while trials
+// are compared. The zero Change means that nothing has changed.
 type Change struct {
-	Fact    string  // a key of Study.World, Found or Noted; or the seed
+	Fact    string  // a key of Study.World, Study.Found or Study.Noted; or the seed
 	Was, Is *string // the old and the new value; nil if not known
 	WasIn   *int    // number of the trial whose server had the value Was; nil if none
 }
@@ -60,7 +61,10 @@ func (c Changes) lines() (lines []string) {
 // String returns one line for each change.
 func (c Changes) String() string { return strings.Join(c.lines(), "\n") }
 
-// net merges successive changes of one fact into one. It drops a fact that has its first value again.
+// Line returns all changes in one line.
+func (c Changes) Line() string { return strings.Join(c.lines(), "; ") }
+
+// net merges successive changes of one fact into one change. It drops a fact that has its first value again.
 func (c Changes) net() (left Changes) {
 	var merged Changes
 	for _, change := range c {
@@ -97,7 +101,7 @@ func sameValue(a, b *string) bool {
 	return a == b || a != nil && b != nil && *a == *b
 }
 
-// addChanges stores changes of the world as an event before a trial.
+// addChanges stores an event with changes of the world. The event comes before the given trial.
 func addChanges(tx *transaction, trial int64, kind string, all Changes) {
 	event := tx.nextID(eventsTable)
 	tx.insert(eventsTable, []any{event, formatTime(time.Now()), kind, "", trial})
@@ -111,14 +115,14 @@ func insertChanges(tx *transaction, event int64, all Changes) {
 	}
 }
 
-// loadChanges returns the changes of each event, by the ID of the event. Before schema 5 it returns none, because an
-// event then has its changes in its text.
+// loadChanges returns a map from the ID of each event to the changes of the event. For a database before schema 5 it
+// returns no changes, because such a database has them in the texts of its events.
 func (r *loader) loadChanges() (of map[int64]Changes, err error) {
 	if r.schema < hasChanges {
 		return nil, nil
 	}
 	of = map[int64]Changes{}
-	err = r.all(changesTable, func(one row) error {
+	err = r.readTable(changesTable, func(one row) error {
 		c := Change{Fact: one.text("fact")}
 		if one.value("was") != nil {
 			c.Was = new(one.text("was"))
@@ -136,7 +140,8 @@ func (r *loader) loadChanges() (of map[int64]Changes, err error) {
 	return of, err
 }
 
-// splitChanges turns the sentences of events before schema 5 into values. No other code reads those sentences.
+// splitChanges turns sentences that describe changes into values. Only events before schema 5 have such sentences, and
+// no other code reads them.
 func (t *transaction) splitChanges() error {
 	for _, event := range t.rows(eventsTable, "WHERE kind IN (?, ?) ORDER BY id", Drift, noted) {
 		insertChanges(t, event.integer("id"), parseChanges(event.text("text")))
@@ -149,8 +154,8 @@ func (t *transaction) splitChanges() error {
 // version.
 var wasInTrial = regexp.MustCompile(` in trial ([0-9]+)$`)
 
-// parseChanges parses an old event's text, which has a line for each change. A line that is no change continues the
-// text of the change before it.
+// parseChanges parses an old event's text, which has a line for each change. A line that does not describe a change
+// continues the text of the change before it.
 func parseChanges(text string) (all Changes) {
 	for line := range strings.SplitSeq(text, "\n") {
 		key, values, isChange := strings.Cut(line, ": ")
@@ -159,7 +164,7 @@ func parseChanges(text string) (all Changes) {
 		case isChange && hasBoth:
 			c := Change{Fact: key, Was: parseValue(was), Is: parseValue(is)}
 			if m := wasInTrial.FindStringSubmatch(was); m != nil && key == factServerVersion {
-				number, _ := strconv.Atoi(m[1]) // they are digits
+				number, _ := strconv.Atoi(m[1]) // cannot fail, because the text has only digits
 				c.Was, c.WasIn = new(strings.TrimSuffix(was, m[0])), &number
 			}
 			all = append(all, c)

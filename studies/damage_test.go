@@ -15,6 +15,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	"vllmtuner/trial"
 )
 
 // variedStudy makes a study with rows in every table: priors, a changed world, finished trials and a half-done trial.
@@ -34,13 +37,14 @@ func variedStudy(t *testing.T) (dir string) {
 		}
 		p := aLongProbe(1, random)
 		p.Verdict.Pass, p.Verdict.Headroom = false, -0.1
+		s.Spend(trial.Spent{trial.Starting: time.Minute, trial.Windows: 2 * time.Minute})
 		try(t, s.Begin(aTrial(n)), s.Served(n, version, change), s.Record(n, aProbe(0, 2)), s.Record(n, p), s.Finish(n, aResult(30)))
 	}
 	try(t, s.Begin(aTrial(3)), s.Record(3, aLongProbe(0, random)), s.Record(3, aProbe(1, 4)), s.SetState(Stopped, "interrupted"), s.Close())
 	return dir
 }
 
-// inDatabase opens a database, calls do, and closes the database.
+// inDatabase opens a database, calls the given function with it, and closes the database.
 func inDatabase(t *testing.T, path, query string, do func(db *sql.DB)) {
 	t.Helper()
 	db, err := openFile(path, query)
@@ -53,10 +57,10 @@ func inDatabase(t *testing.T, path, query string, do func(db *sql.DB)) {
 func TestEachChangedValueIsFound(t *testing.T) {
 	t.Parallel()
 	path := database(t, variedStudy(t))
-	inDatabase(t, path, scratch, func(db *sql.DB) {
+	inDatabase(t, path, scratchOptions, func(db *sql.DB) {
 		n := 0
 		for _, of := range []*table{studiesTable, worldTable, trialsTable, resultsTable, probesTable, ledgerTable, priorsTable,
-			eventsTable, changesTable, sourcesTable} {
+			eventsTable, changesTable, sourcesTable, spentTable} {
 			columns := strings.Split("rowid, "+of.list(long), ", ")
 			var all [][]any
 			try(t, scanRows(db, "SELECT "+strings.Join(columns, ", ")+" FROM "+of.name, nil, func(values []any) error {
@@ -107,7 +111,7 @@ func otherDigit(v any) (any, bool) {
 	return nil, false
 }
 
-// wantFound changes a database, expects each reader to call it damaged, and undoes the change.
+// wantFound changes a database, expects that each reader calls the database damaged, and undoes the change.
 func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 	t.Helper()
 	_, err := db.Exec("PRAGMA foreign_keys=0; SAVEPOINT before")
@@ -124,8 +128,8 @@ func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 				}
 				return all
 			}, columns)
-			beside := strings.HasPrefix(what, "ledger.") || columns == short && (strings.Contains(what, ".series") || strings.Contains(what, ".sketches"))
-			if !errors.Is(err, errDamaged) && !beside { // beside means that summaries do not read this column
+			notRead := strings.HasPrefix(what, "ledger.") || columns == short && (strings.Contains(what, ".series") || strings.Contains(what, ".sketches"))
+			if !errors.Is(err, errDamaged) && !notRead { // notRead is true if summaries do not read this column
 				t.Errorf("%s: summarize = %v, want damaged", what, err)
 			}
 		}
@@ -140,7 +144,7 @@ func wantFound(t *testing.T, db *sql.DB, what, change string, args ...any) {
 // the damage.
 func TestMissingAndMovedRowsAreFound(t *testing.T) {
 	t.Parallel()
-	inDatabase(t, database(t, variedStudy(t)), scratch, func(db *sql.DB) {
+	inDatabase(t, database(t, variedStudy(t)), scratchOptions, func(db *sql.DB) {
 		for what, change := range map[string]string{
 			"the last event is lost":                      `DELETE FROM events WHERE id=(SELECT max(id) FROM events)`,
 			"an event in the middle is lost":              `DELETE FROM events WHERE id=3`,
@@ -152,6 +156,7 @@ func TestMissingAndMovedRowsAreFound(t *testing.T) {
 			"a probe belongs to another trial":            `UPDATE probes SET trial=3, seq=5 WHERE trial=1 AND seq=1`,
 			"a prior is there twice":                      `INSERT INTO priors SELECT 10, source, trial, sum FROM priors WHERE id=1`,
 			"a fact of the world is lost":                 `DELETE FROM world WHERE key='model'`,
+			"the time of a part is lost":                  `DELETE FROM spent WHERE what='window'`,
 			"ledger.trial of a lost line":                 `DELETE FROM ledger WHERE id=2`,
 			"two trials have changed places":              `UPDATE trials SET number=9 WHERE number=0; UPDATE trials SET number=0 WHERE number=1; UPDATE trials SET number=1 WHERE number=9`,
 			"the sums of the tables are lost":             `UPDATE studies SET holds=''`,
@@ -180,7 +185,7 @@ func TestMeaninglessValues(t *testing.T) {
 	}
 }
 
-// expand stops at a limit. A damaged column may expand to any length.
+// expand stops at a limit, because a damaged column may expand to any length.
 func TestExpandingIsBounded(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
@@ -206,14 +211,14 @@ func TestDamageIsFound(t *testing.T) {
 		try(t, err)
 		published = append(published, study)
 	}
-	random := rand.New(rand.NewPCG(18, 1))
+	random := rand.New(rand.NewPCG(19, 1))
 	seen := map[string]int{}
 	for i := range 24 {
 		damaged := filepath.Join(t.TempDir(), "llama70b")
 		try(t, os.CopyFS(damaged, os.DirFS(dir)))
 		path := database(t, damaged)
 		if i%2 == 1 {
-			path = filepath.Join(damaged, all[0].of().file())
+			path = filepath.Join(damaged, all[0].baseSnapshot().file())
 		}
 		if i%4 == 3 {
 			path = filepath.Join(damaged, all[i/4%len(all)].file())
@@ -331,7 +336,7 @@ func TestASnapshotUnderAnotherName(t *testing.T) {
 	try(t, err)
 	oldest, later := all[len(all)-1], all[0]
 	later.base, later.commits = -1, later.commits+1
-	try(t, copyFile(t.Context(), filepath.Join(dir, oldest.of().file()), filepath.Join(dir, later.file())))
+	try(t, copyFile(t.Context(), filepath.Join(dir, oldest.baseSnapshot().file()), filepath.Join(dir, later.file())))
 	study, err := ReadSnapshot(dir)
 	if try(t, err); len(study.Trials) != 4 || !strings.Contains(study.Behind, fmt.Sprintf("and its name says %d", later.commits)) {
 		t.Errorf("ReadSnapshot has %d trials and Behind %q, want 4 and the wrong name", len(study.Trials), study.Behind)

@@ -9,9 +9,9 @@ import (
 	"github.com/mattn/go-sqlite3"
 )
 
-// A mark says where a base snapshot ends: its number of commits, and the newest rows of the tables that only grow. A
-// delta has the rows after it. Trials can change later, so each trial has the number of the commit that changed it
-// last.
+// A mark says where a snapshot ends. It has the number of commits, and the newest row of each table that only grows. A
+// delta has the rows after the mark of its base. A trial's row can change later, so it has the number of the commit
+// that changed it last.
 type mark struct{ commits, probes, events, ledger int64 }
 
 func markOf(db *sql.DB, commits int64) (mark, error) {
@@ -21,17 +21,22 @@ func markOf(db *sql.DB, commits int64) (mark, error) {
 	return m, err
 }
 
-// deltaTables are the tables of a delta. rows is the SQL condition that selects the rows of the delta. Short tables
-// have no condition: the delta has all their rows.
-var deltaTables = []struct{ name, rows string }{
-	{"studies", ""},
-	{"world", ""},
-	{"trials", "WHERE changed > :commits"},
-	{"results", "WHERE trial IN (SELECT number FROM delta.trials)"},
-	{"probes", "WHERE rowid > :probes"},
-	{"events", "WHERE id > :events"},
-	{"changes", "WHERE event > :events"}, // since schema 5
-	{"ledger", "WHERE id > :ledger"},
+// deltaTables lists the tables of a delta. The condition is SQL that selects the rows of the delta. A short table has
+// no condition, because the delta has all its rows. The field firstSchema is the first schema that has the table; 0
+// means that each schema with deltas has it.
+var deltaTables = []struct {
+	name, condition string
+	firstSchema     int
+}{
+	{name: "studies"},
+	{name: "world"},
+	{name: "trials", condition: "WHERE changed > :commits"},
+	{name: "results", condition: "WHERE trial IN (SELECT number FROM delta.trials)"},
+	{name: "probes", condition: "WHERE rowid > :probes"},
+	{name: "events", condition: "WHERE id > :events"},
+	{name: "changes", condition: "WHERE event > :events", firstSchema: hasChanges},
+	{name: "ledger", condition: "WHERE id > :ledger"},
+	{name: "spent", firstSchema: hasSpent},
 }
 
 // join attaches a delta to the database of its base, and makes views that show both as one database. The views are
@@ -41,9 +46,9 @@ func join(db *sql.DB, delta string, version int) error {
 	for _, t := range deltaTables {
 		base := "SELECT * FROM main." + t.name + " UNION ALL "
 		switch {
-		case t.name == "changes" && version < hasChanges:
+		case version < t.firstSchema:
 			continue
-		case t.rows == "":
+		case t.condition == "":
 			base = ""
 		case t.name == "trials":
 			base = "SELECT * FROM main.trials WHERE number NOT IN (SELECT number FROM delta.trials) UNION ALL "
@@ -67,9 +72,9 @@ func merge(db *sql.DB, delta string) error {
 	for _, t := range deltaTables {
 		insert := "INSERT"
 		switch {
-		case t.name == "changes" && version < hasChanges:
+		case version < t.firstSchema:
 			continue
-		case t.rows == "":
+		case t.condition == "":
 			statements += "DELETE FROM main." + t.name + ";"
 		case t.name == "trials":
 			insert = "INSERT OR REPLACE"
@@ -88,7 +93,7 @@ func merge(db *sql.DB, delta string) error {
 
 // attach attaches a delta to the database of its base.
 func attach(db *sql.DB, delta string) error {
-	name, err := uri(delta, published)
+	name, err := uri(delta, publishedOptions)
 	if err == nil {
 		_, err = db.Exec(`ATTACH ? AS delta`, name)
 	}
@@ -98,7 +103,7 @@ func attach(db *sql.DB, delta string) error {
 	return nil
 }
 
-// deltaSince returns an SQLite file with those rows of a live database that came after a base's mark. It writes nothing
+// deltaSince returns an SQLite file with the rows that a live database got after the mark of a base. It writes nothing
 // to the disk.
 func deltaSince(db *sql.DB, base mark) (content []byte, err error) {
 	ctx := context.Background()
@@ -119,7 +124,7 @@ func deltaSince(db *sql.DB, base mark) (content []byte, err error) {
 		sql.Named("events", base.events), sql.Named("ledger", base.ledger),
 	}
 	for _, t := range deltaTables {
-		query := "CREATE TABLE delta." + t.name + " AS SELECT * FROM main." + t.name + " " + t.rows
+		query := "CREATE TABLE delta." + t.name + " AS SELECT * FROM main." + t.name + " " + t.condition
 		if _, err := conn.ExecContext(ctx, query, ends...); err != nil {
 			return nil, fmt.Errorf("copy rows of %s: %w", t.name, err)
 		}

@@ -24,8 +24,8 @@ import (
 )
 
 // minFree is the free space, in bytes, that a study needs for new trials. A probe takes 4.4 kB
-// (docs/evidence/store.md). So a thousand trials with five probes each take 22 MB. A snapshot of them takes the same,
-// and so does the next snapshot while it is made.
+// (docs/evidence/store.md). So a thousand trials with five probes each take 22 MB. A snapshot of these trials takes 22
+// MB more, and so does the next snapshot while it is being written.
 const minFree = 64 << 20
 
 // slowCommit is the longest time that a small write takes on a healthy disk, even over a network.
@@ -39,7 +39,7 @@ func prepare(dir string) (Disk, error) {
 				return Disk{}, why
 			}
 		}
-		return Disk{}, markUnusable(fmt.Errorf("make the study's directory: %w%s", err, whose(err, filepath.Dir(dir))))
+		return Disk{}, markUnusable(fmt.Errorf("make the study's directory: %w%s", err, ownerHint(err, filepath.Dir(dir))))
 	}
 	disk, err := ExamineDisk(dir)
 	if err == nil {
@@ -56,8 +56,8 @@ func checkOwn(dir string) error {
 		dir  bool
 		what string
 	}{
-		{fence.SlotDir, true, "who owned the study when"}, {fence.OwnerDir, true, "who owns it"}, {snapshotDir, true, "what is published of it"},
-		{currentFile, false, "which snapshot is the newest"}, {backupDir, true, "the study as it was in an older schema"},
+		{fence.SlotDir, true, "the list of the study's owners"}, {fence.OwnerDir, true, "the locks of the owners"}, {snapshotDir, true, "the published snapshots"},
+		{currentFile, false, "the name of the newest snapshot"}, {backupDir, true, "the copies in older schemas"},
 	} {
 		path := filepath.Join(dir, part.name)
 		info, err := os.Lstat(path)
@@ -75,16 +75,17 @@ func checkOwn(dir string) error {
 		case mode.Type() == fs.ModeSymlink:
 			return unusablef("%s is a link: %s must be in the study's own directory; replace the link by the %s that it leads to", path, part.what, kind)
 		case part.dir && !mode.IsDir(), !part.dir && !mode.IsRegular():
-			return unusablef("%s is not a %s, and cannot keep %s: move it away", path, kind, part.what)
+			return unusablef("%s is not a %s, so it cannot hold %s: move it to another place", path, kind, part.what)
 		}
 		if err := unix.Faccessat(unix.AT_FDCWD, path, rights, unix.AT_EACCESS); err != nil {
-			return fmt.Errorf("%s cannot be read and written: %w%s", path, err, whose(err, path))
+			return fmt.Errorf("%s cannot be read and written: %w%s", path, err, ownerHint(err, path))
 		}
 	}
 	return checkDatabases(dir)
 }
 
-// checkDatabases refuses an epoch that is a link, and an empty database of the first schema, which had no epochs.
+// checkDatabases refuses an epoch (a directory with one owner's copy of the study) that is a link. It also refuses an
+// empty database of the first schema, which had no epochs.
 func checkDatabases(dir string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -104,9 +105,9 @@ func checkDatabases(dir string) error {
 	return nil
 }
 
-// whose says who owns a directory that this user may not write to. If this user cannot see the directory, it names the
-// nearest visible parent. It returns "" for other errors.
-func whose(err error, dir string) string {
+// ownerHint says who owns a directory that this user may not write to. If this user cannot see the directory, the hint
+// is about the nearest visible parent. If err does not say that permission is missing, there is no hint.
+func ownerHint(err error, dir string) string {
 	info, statErr := os.Stat(dir)
 	for statErr != nil && dir != filepath.Dir(dir) {
 		dir = filepath.Dir(dir)
@@ -129,7 +130,7 @@ func whose(err error, dir string) string {
 		dir, name(int(stat.Uid)), info.Mode().Perm(), name(os.Geteuid()))
 }
 
-// makeDir makes a directory and its parents, unless they exist. When it returns, they are on the disk.
+// makeDir makes a directory and its parents, unless they exist. It returns when the new directories are on the disk.
 func makeDir(dir string) error {
 	above := filepath.Dir(dir)
 	if _, err := os.Stat(above); errors.Is(err, fs.ErrNotExist) {
@@ -151,8 +152,8 @@ func makeDir(dir string) error {
 // that long.
 const sweepAfter = time.Hour
 
-// leftovers match the names of files that a killed tuner may leave: files of a disk check, half a snapshot with
-// SQLite's journal, free locks. Files with other names belong to the user.
+// leftovers matches the names of files that a killed tuner may leave: files of a disk check, half a snapshot with
+// SQLite's journal, locks that nobody holds. Files with other names belong to the user.
 var leftovers = []struct {
 	dir  string
 	name *regexp.Regexp
@@ -173,7 +174,8 @@ var refreshName = regexp.MustCompile(`^look-` + ownerID + `$`)
 
 // sweep removes leftovers.
 func (s *Store) sweep() error {
-	// This owner has just made a slot, so the time of the slots' directory is now, by the disk's clock.
+	// This owner has just made a slot in the slots' directory. So the directory's time is the present time by the
+	// disk's clock.
 	slots, err := os.Stat(filepath.Join(s.dir, fence.SlotDir))
 	if err != nil {
 		return err
@@ -216,11 +218,11 @@ const checkName = "write-check-*.tmp"
 // A Disk describes the disk of a study.
 type Disk struct {
 	Mount    fence.Mount
-	Commit   time.Duration // median time of five small writes, until they are on the disk
+	Commit   time.Duration // median time of five small writes; each ends when its data is on the disk
 	Warnings []string      // for the user
 }
 
-// Owners says, for the user, how soon the next run can continue a killed run on this disk.
+// Owners tells the user how soon the next run can continue a killed run on this disk.
 func (d Disk) Owners() string {
 	switch d.Mount.Locks() {
 	case fence.CertainLocks:
@@ -231,10 +233,10 @@ func (d Disk) Owners() string {
 	return "shared, without locks: the next run continues a killed one after --takeover-after"
 }
 
-// ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study. Such
-// a disk cannot be written and synced, ignores O_EXCL, has less free space than a study needs, or has mount options
-// that lose writes. If the directory does not exist yet, ExamineDisk examines the nearest existing parent. It leaves no
-// file behind.
+// ExamineDisk describes the disk of a directory for a study. It returns an error if the disk cannot keep a study. This
+// is so if the disk cannot be written and synced, ignores O_EXCL, has less free space than a study needs, or has mount
+// options that lose writes. If the directory does not exist yet, ExamineDisk examines the nearest existing parent. It
+// leaves no file behind.
 func ExamineDisk(dir string) (d Disk, err error) {
 	defer func() { err = markUnusable(err) }()
 	if dir, err = filepath.Abs(dir); err != nil {
@@ -257,7 +259,7 @@ func ExamineDisk(dir string) (d Disk, err error) {
 		return d, err
 	}
 	if d.Commit, err = checkWrite(dir); err != nil {
-		return d, fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
+		return d, fmt.Errorf("%s cannot be written: %w%s", dir, err, ownerHint(err, dir))
 	}
 	if d.Mount, err = fence.MountOf(dir); err != nil {
 		return d, err
@@ -265,12 +267,12 @@ func ExamineDisk(dir string) (d Disk, err error) {
 	if d.Warnings, err = d.Mount.Check(); err != nil {
 		return d, unusable{err}
 	}
-	d.Warnings = append(d.Warnings, slow(d.Commit)...)
+	d.Warnings = append(d.Warnings, slowWarning(d.Commit)...)
 	return d, nil
 }
 
-// slow warns of a disk on which a small write takes too long.
-func slow(commit time.Duration) []string {
+// slowWarning warns of a disk on which a small write takes too long.
+func slowWarning(commit time.Duration) []string {
 	if commit <= slowCommit {
 		return nil
 	}
@@ -304,11 +306,11 @@ func checkWrite(dir string) (took time.Duration, err error) {
 		}
 		all = append(all, time.Since(began))
 	}
-	return median(all), nil
+	return lowerMedian(all), nil
 }
 
 // checkFree returns an error when the disk has too little free space for the study in the directory. If there is no
-// study, it checks the space for a new one.
+// study yet, it checks the space for a new one.
 func checkFree(dir string) error {
 	var s unix.Statfs_t
 	if err := unix.Statfs(dir, &s); err != nil {
@@ -323,13 +325,13 @@ func checkFree(dir string) error {
 		what = "this study, whose database and snapshot are copied when it goes on, needs"
 	}
 	if free < need {
-		return unusablef("%s has only %s free, %s %s: make room or use another --root", dir, render.Bytes(int64(free)), what, render.Bytes(int64(need)))
+		return unusablef("%s has only %s free, but %s %s: make room or use another --root", dir, render.Bytes(int64(free)), what, render.Bytes(int64(need)))
 	}
 	return nil
 }
 
-// copiedSize is the number of bytes that a resume copies: the database, for the next epoch, and a base snapshot. It
-// assumes that the largest file of each kind is the newest whole one.
+// copiedSize is the number of bytes that a resume copies. A resume copies the database into the next epoch, and writes
+// a base snapshot. copiedSize assumes that the largest file of each kind is the newest whole one.
 func copiedSize(dir string) (size uint64, err error) {
 	for _, patterns := range [][]string{{fence.Database, "e*/" + fence.Database}, {snapshotDir + "/*.db"}} {
 		var largest int64
@@ -339,7 +341,7 @@ func copiedSize(dir string) (size uint64, err error) {
 				return 0, err
 			}
 			for _, name := range names {
-				if info, err := os.Stat(filepath.Join(dir, name)); err == nil { // otherwise the file was removed meanwhile
+				if info, err := os.Stat(filepath.Join(dir, name)); err == nil { // after an error the file does not count, because it was removed meanwhile
 					largest = max(largest, info.Size())
 				}
 			}
@@ -360,7 +362,7 @@ func syncPath(path string) error {
 
 // Lock makes a directory and locks it, so that only one process uses it at a time. An example is the directory of a
 // sweep's servers. The lock lasts until it is closed or the process is gone. If another process has the lock, Lock
-// returns ErrOwned.
+// returns ErrLocked.
 func Lock(dir string) (lock io.Closer, err error) {
 	if _, err := prepare(dir); err != nil {
 		return nil, err
@@ -376,7 +378,7 @@ func Lock(dir string) (lock io.Closer, err error) {
 		path := filepath.Join(dir, name)
 		text, readErr := os.ReadFile(path)
 		owner := cmp.Or(strings.TrimSpace(string(text)), fence.Owner{}.String())
-		return nil, errors.Join(fmt.Errorf("%w: %s (%s)", ErrOwned, owner, path), readErr)
+		return nil, errors.Join(fmt.Errorf("%w: %s (%s)", ErrLocked, owner, path), readErr)
 	}
 	if err != nil {
 		return nil, err

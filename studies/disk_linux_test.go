@@ -103,15 +103,15 @@ func TestNoSpaceForTheCopy(t *testing.T) {
 
 func second(_ *Store, _ bool, err error) error { return err }
 
-// The function whose() names the owner of the nearest parent, if the directory does not exist.
-func TestWhose(t *testing.T) {
+// If a directory does not exist, ownerHint names the owner of the nearest parent.
+func TestOwnerHint(t *testing.T) {
 	root := t.TempDir()
-	err := whose(os.ErrPermission, filepath.Join(root, "pp", "llama70b"))
+	err := ownerHint(os.ErrPermission, filepath.Join(root, "pp", "llama70b"))
 	if want := "; " + root + " belongs to "; !strings.HasPrefix(err, want) {
-		t.Errorf("whose = %q, want %q", err, want)
+		t.Errorf("ownerHint = %q, want %q", err, want)
 	}
-	if text := whose(os.ErrNotExist, root); text != "" {
-		t.Errorf("whose = %q for an error that is not about rights, want none", text)
+	if text := ownerHint(os.ErrNotExist, root); text != "" {
+		t.Errorf("ownerHint = %q for an error that is not about rights, want none", text)
 	}
 }
 
@@ -126,12 +126,12 @@ func TestLinkToNothing(t *testing.T) {
 	try(t, os.Mkdir(filepath.Join(root, "nowhere"), 0o755), errorOf(ExamineDisk(link)))
 }
 
-// slow warns only if a small write takes longer than slowCommit.
+// slowWarning returns a warning only if a small write takes longer than slowCommit.
 func TestSlowDisk(t *testing.T) {
-	if got := slow(200 * time.Millisecond); got != nil {
-		t.Errorf("slow = %q for a fast write, want none", got)
+	if got := slowWarning(200 * time.Millisecond); got != nil {
+		t.Errorf("slowWarning = %q for a fast write, want none", got)
 	}
-	if got := slow(312 * time.Millisecond); len(got) != 1 || !strings.Contains(got[0], "a small write takes 312 ms") || !strings.Contains(got[0], "at most 200 ms") {
-		t.Errorf("slow = %q", got)
+	if got := slowWarning(312 * time.Millisecond); len(got) != 1 || !strings.Contains(got[0], "a small write takes 312 ms") || !strings.Contains(got[0], "at most 200 ms") {
+		t.Errorf("slowWarning = %q", got)
 	}
 }

@@ -8,18 +8,19 @@ import (
 	"slices"
 )
 
-// ReadEach reads a study that may be too large for the memory. It calls read with two values: the study as ReadSummary
-// returns it, without whole trials, and an iterator over all trials. The iterator yields whole trials in their order,
-// and is valid until read returns. Without series, these trials lack the same parts as the whole trials of ReadSummary,
-// such as Series and Sketches.
+// ReadEach reads a study that may be too large for the memory. It calls the callback with two values: the study as
+// ReadSummary returns it, without whole trials, and an iterator over all trials. The iterator yields whole trials in
+// their order, and is valid until the callback returns. If withSeries is false, these trials lack the same parts as the
+// whole trials of ReadSummary, such as Series and Sketches.
 //
-// ReadEach checks a whole snapshot before it calls read, and tries no other snapshot afterwards. It returns an error of
-// read. The returned study is the summary. Its Behind says whether a newer snapshot was published.
-func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[Trial, error]) error) (Study, error) {
+// ReadEach checks a whole snapshot before it calls the callback, and tries no other snapshot afterwards. If the
+// callback returns an error, ReadEach returns the error too. The study that ReadEach returns is the summary. If a newer
+// snapshot was published but cannot be read, the summary's field Behind says so.
+func ReadEach(dir string, withSeries bool, callback func(study Study, trials iter.Seq2[Trial, error]) error) (Study, error) {
 	var begun bool
 	var stopped error
 	study, err := readPublished(dir, func(db *sql.DB) (Study, error) {
-		if begun { // read was called already, and then closing failed, which does no harm
+		if begun { // the callback was called already; after that, closing the database failed, which does no harm
 			return Study{}, nil
 		}
 		if _, err := checkDatabase(db); err != nil {
@@ -30,17 +31,17 @@ func ReadEach(dir string, series bool, read func(study Study, trials iter.Seq2[T
 			return Study{}, err
 		}
 		begun = true
-		stopped = read(r.study, r.each(probeColumns(series)))
+		stopped = callback(r.study, r.each(probeColumns(withSeries)))
 		return r.study, nil
 	})
 	return study, cmp.Or(stopped, err)
 }
 
-// trialsInMemory is how many trials ReadEach holds at once. They take a few megabytes, and so large groups need few
-// queries.
+// trialsInMemory is how many trials ReadEach reads with one query and holds in memory at once. They take a few
+// megabytes. A smaller number would need more queries.
 const trialsInMemory = 64
 
-// each returns an iterator over all trials, which reads whole trials in groups.
+// each returns an iterator over all trials. The iterator reads the trials completely, in batches of trialsInMemory.
 func (r *loader) each(columns probeColumns) iter.Seq2[Trial, error] {
 	return func(yield func(Trial, error) bool) {
 		for part := range slices.Chunk(r.study.Trials, trialsInMemory) {

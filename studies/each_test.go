@@ -12,7 +12,7 @@ import (
 func TestReadEachReadsAllOfAStudy(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	const trials = trialsInMemory + 3 // more than one group, so that two groups are read
+	const trials = trialsInMemory + 3 // more than one batch, so that two batches are read
 	for number := range trials {
 		try(t, s.Begin(aTrial(number)))
 		if number%20 == 1 || number == trials-1 {
@@ -47,7 +47,8 @@ func TestReadEachReadsAllOfAStudy(t *testing.T) {
 	}
 }
 
-// After an error of read, ReadEach does not try another snapshot, because read has used trials of the first.
+// If the callback returns an error, ReadEach does not try another snapshot, because the callback has already used
+// trials of the first one.
 func TestReadEachTriesOnce(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)

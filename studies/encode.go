@@ -9,17 +9,17 @@ import (
 	"time"
 )
 
-// encode returns v as JSON. JSON has no NaN and no infinities; the error names the field that has one.
+// encode returns v as JSON. JSON has no NaN and no infinities; the error names the field that has such a number.
 func encode(v any) (string, error) {
-	if err := finite("", reflect.ValueOf(v)); err != nil {
+	if err := checkFinite("", reflect.ValueOf(v)); err != nil {
 		return "", err
 	}
 	text, err := json.Marshal(v)
 	return string(text), err
 }
 
-// finite returns an error for the first number that is NaN or infinite.
-func finite(path string, v reflect.Value) error {
+// checkFinite returns an error for the first number that is NaN or infinite.
+func checkFinite(path string, v reflect.Value) error {
 	switch v.Kind() {
 	case reflect.Float64:
 		if f := v.Float(); math.IsNaN(f) || math.IsInf(f, 0) {
@@ -27,13 +27,13 @@ func finite(path string, v reflect.Value) error {
 		}
 	case reflect.Struct:
 		for i := range v.NumField() {
-			if err := finite(path+"."+v.Type().Field(i).Name, v.Field(i)); err != nil {
+			if err := checkFinite(path+"."+v.Type().Field(i).Name, v.Field(i)); err != nil {
 				return err
 			}
 		}
 	case reflect.Slice:
 		for i := range v.Len() {
-			if err := finite(fmt.Sprintf("%s[%d]", path, i), v.Index(i)); err != nil {
+			if err := checkFinite(fmt.Sprintf("%s[%d]", path, i), v.Index(i)); err != nil {
 				return err
 			}
 		}
@@ -41,7 +41,8 @@ func finite(path string, v reflect.Value) error {
 	return nil
 }
 
-// timeLayout is the form of times in the database. Such texts sort by time, and SQLite's date functions read them.
+// timeLayout is the format of times in the database. Texts in this format sort by time, and SQLite's date functions
+// read them.
 const timeLayout = "2006-01-02T15:04:05.000000000Z"
 
 func formatTime(t time.Time) string { return t.UTC().Format(timeLayout) }

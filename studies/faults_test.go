@@ -38,13 +38,13 @@ func finishStudy(dir string) (err error) {
 	return finish(s, faultTrials, faultProbes, func(line string) { fmt.Println(line) })
 }
 
-// finish runs the trials and probes that the study still lacks, and says which probes are acknowledged.
-func finish(s *Store, trials, probes int, say func(string)) error {
+// finish runs the trials and probes that the study still lacks. It calls report for each acknowledged probe.
+func finish(s *Store, trials, probes int, report func(string)) error {
 	study, err := s.Study()
 	if err != nil {
 		return err
 	}
-	say("open")
+	report("open")
 	for number := range trials {
 		had := 0
 		if number < len(study.Trials) {
@@ -60,7 +60,7 @@ func finish(s *Store, trials, probes int, say func(string)) error {
 			if err := s.Record(number, aProbe(seq, float64(seq+1))); err != nil {
 				return err
 			}
-			say(fmt.Sprintf("ack %d %d", number, seq))
+			report(fmt.Sprintf("ack %d %d", number, seq))
 		}
 		if err := s.Finish(number, aResult(float64(number+1))); err != nil {
 			return err
@@ -71,13 +71,13 @@ func finish(s *Store, trials, probes int, say func(string)) error {
 
 // A failure is one way in which a disk or a host can fail at a call.
 type failure struct {
-	name  string
-	at    func(faultfs.Call) bool // selects the calls at which the failure can happen
-	lasts bool                    // it also happens at all later calls that at selects
-	fault faultfs.Fault
-	dies  bool          // the tuner is killed at the call
-	cut   *faultfs.Loss // what a power cut loses; nil means no power cut
-	slow  bool          // the call succeeds, but takes long
+	name    string
+	selects func(faultfs.Call) bool // selects the calls at which the failure can happen
+	lasts   bool                    // the failure also happens at all later selected calls
+	fault   faultfs.Fault
+	dies    bool          // the tuner is killed at the call
+	cut     *faultfs.Loss // what a power cut loses; nil means no power cut
+	slow    bool          // the call succeeds, but takes long
 }
 
 func anyCall(faultfs.Call) bool { return true }
@@ -102,23 +102,23 @@ const (
 )
 
 var failures = []failure{
-	{name: "an error", at: anyCall, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "a stale handle", at: notLookup, fault: faultfs.Fault{Skip: true, Errno: syscall.ESTALE}},
-	{name: "full once", at: mayBeFull, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
-	{name: "over quota once", at: mayBeFull, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
-	{name: "half a write", at: isWrite, fault: faultfs.Fault{Half: true}},
-	{name: "half a write, then an error", at: isWrite, fault: faultfs.Fault{Half: true, Errno: syscall.EIO}},
-	{name: "done, and an error", at: changesOrSyncs, fault: faultfs.Fault{Errno: syscall.EIO}},
-	{name: "slow", at: changesOrSyncs, slow: true, fault: faultfs.Fault{Before: func() { time.Sleep(slowCall) }}},
-	{name: "killed before", at: changesOrSyncs, dies: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "killed after", at: faultfs.Call.Changes, dies: true},
-	{name: "power cut", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true, Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "power cut, names stay", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "power cut, contents stay", at: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
-	{name: "full from then on", at: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
-	{name: "over quota from then on", at: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
-	{name: "read-only from then on", at: faultfs.Call.Changes, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EROFS}},
-	{name: "dead from then on", at: changesOrSyncs, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "an error", selects: anyCall, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "a stale handle", selects: notLookup, fault: faultfs.Fault{Skip: true, Errno: syscall.ESTALE}},
+	{name: "full once", selects: mayBeFull, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
+	{name: "over quota once", selects: mayBeFull, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
+	{name: "half a write", selects: isWrite, fault: faultfs.Fault{Half: true}},
+	{name: "half a write, then an error", selects: isWrite, fault: faultfs.Fault{Half: true, Errno: syscall.EIO}},
+	{name: "done, and an error", selects: changesOrSyncs, fault: faultfs.Fault{Errno: syscall.EIO}},
+	{name: "slow", selects: changesOrSyncs, slow: true, fault: faultfs.Fault{Before: func() { time.Sleep(slowCall) }}},
+	{name: "killed before", selects: changesOrSyncs, dies: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "killed after", selects: faultfs.Call.Changes, dies: true},
+	{name: "power cut", selects: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true, Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "power cut, names stay", selects: changesOrSyncs, dies: true, cut: &faultfs.Loss{Text: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "power cut, contents stay", selects: changesOrSyncs, dies: true, cut: &faultfs.Loss{Names: true}, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
+	{name: "full from then on", selects: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.ENOSPC}},
+	{name: "over quota from then on", selects: mayBeFull, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EDQUOT}},
+	{name: "read-only from then on", selects: faultfs.Call.Changes, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EROFS}},
+	{name: "dead from then on", selects: changesOrSyncs, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}},
 }
 
 // A faultRun is one run of a tuner whose disk fails at the nth call that the failure selects.
@@ -155,7 +155,7 @@ func (s *faultRun) next(c faultfs.Call) faultfs.Fault {
 	if s.dead {
 		return faultfs.Fault{Skip: true, Errno: syscall.EIO}
 	}
-	if !s.at(c) {
+	if !s.selects(c) {
 		return faultfs.Fault{}
 	}
 	s.seen++
@@ -190,14 +190,14 @@ func (s *faultRun) run(t *testing.T, root string) (left string) {
 	started := make(chan struct{}) // closed when cmd.Start has returned; the tuner may make calls before that
 	s.kill = func() {
 		<-started
-		_ = cmd.Process.Kill() // an error means that it has ended
+		_ = cmd.Process.Kill() // an error means that the process has ended already
 	}
 	m, err := faultfs.New(from, at, s.next)
 	if err != nil {
 		t.Skipf("faultfs cannot be mounted: %v", err)
 	}
 	cmd.Env = append(os.Environ(), childDir+"="+filepath.Join(at, "llama"), childRole+"=finish")
-	// Only these runs have a short TTL. In the others a slow machine must not end the tuner.
+	// Only these runs have a short TTL. In the other runs a slow machine must not end the tuner.
 	if s.slow {
 		cmd.Env = append(cmd.Env, childTakeover+"="+shortTTL.String())
 	}
@@ -249,15 +249,15 @@ func (s *faultRun) tolerable() bool {
 	c := s.hit
 	name := filepath.Base(c.Path)
 	switch {
-	case s.fault.Half && s.fault.Errno == 0: // the caller then writes the other half
+	case s.fault.Half && s.fault.Errno == 0: // the caller writes the other half then
 		return true
 	case s.fault.Errno == syscall.ESTALE: // the kernel repeats the call
 		return true
 	case c.Op == "lookup", c.Op == "getattr": // the tuner repeats the calls whose answers it needs
 		return true
-	case s.before == 0 && !c.Changes() && !slices.Contains([]string{"fsync", "fsyncdir", "setlk"}, c.Op): // a call before the claim, which decides nothing
+	case s.before == 0 && !c.Changes() && !slices.Contains([]string{"fsync", "fsyncdir", "setlk"}, c.Op): // such a call decides nothing before the claim
 		return true
-	case s.before <= 1 && strings.HasPrefix(c.Path, "llama/snap"): // before the epoch is open, snapshots are only compared with the database, if they can be read
+	case s.before <= 1 && strings.HasPrefix(c.Path, "llama/snap"): // while the epoch is not open, snapshots are only compared with the database, if they can be read
 		return true
 	case name == "study.db-journal" && c.Op == "open": // SQLite assumes a hot journal, and checks again when it has the lock
 		return true
@@ -377,8 +377,8 @@ func (s *faultRun) checkTidy(t *testing.T, dir string) {
 	}
 }
 
-// faultEvery returns the distance from one tried call to the next: FAULT_EVERY, or a default. The distance 1 means that
-// every call is tried. random has the seed FAULT_SEED, or the time as its seed.
+// faultEvery returns the distance from one tried call to the next: FAULT_EVERY, or a default. With the distance 1,
+// every call is tried. The seed of random is FAULT_SEED, or the time.
 func faultEvery(t *testing.T, byDefault int) (every int, random *rand.Rand) {
 	every = fromEnv(t, "FAULT_EVERY", byDefault)
 	seed := fromEnv(t, "FAULT_SEED", uint64(time.Now().UnixNano()))
@@ -411,7 +411,7 @@ func killedInACommit(t *testing.T) (begun string, owed []string) {
 		}
 		return slots == 10 && c.Op == "write" && filepath.Base(c.Path) == "study.db"
 	}
-	killed := &faultRun{failure: failure{name: "killed in a commit", at: inCommit, dies: true}, nth: 2}
+	killed := &faultRun{failure: failure{name: "killed in a commit", selects: inCommit, dies: true}, nth: 2}
 	root := faultRoot(t)
 	left := killed.run(t, root)
 	if len(killed.acked) < faultProbes || len(killed.acked) == faultTrials*faultProbes {
@@ -441,7 +441,7 @@ func TestHiddenJournal(t *testing.T) {
 			}
 			return is && looks <= few+copied+1
 		}
-		s := &faultRun{failure: failure{name: "unseen", at: journal, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}}, nth: copied + 1, begun: begun, owed: owed}
+		s := &faultRun{failure: failure{name: "unseen", selects: journal, lasts: true, fault: faultfs.Fault{Skip: true, Errno: syscall.EIO}}, nth: copied + 1, begun: begun, owed: owed}
 		dir := s.run(t, filepath.Join(faultRoot(t), "study"))
 		s.check(t, dir)
 		if strings.Contains(s.said, "was not rolled back") {
@@ -461,7 +461,7 @@ func TestReadersFindAWholeStudyBeforeEachCall(t *testing.T) {
 	begun, owed := killedInACommit(t)
 	for name, begun := range map[string]string{"begun": "", "taken over": begun} {
 		root, reads, commits := faultRoot(t), 0, int64(0)
-		s := &faultRun{failure: failure{name: "none", at: func(faultfs.Call) bool { return false }}, begun: begun}
+		s := &faultRun{failure: failure{name: "none", selects: func(faultfs.Call) bool { return false }}, begun: begun}
 		if begun != "" {
 			s.owed = owed
 		}
@@ -486,8 +486,8 @@ func TestReadersFindAWholeStudyBeforeEachCall(t *testing.T) {
 // waits.
 const faultShards = 4
 
-// tryFailures tries each failure at every nth call that the failure selects. every says which n, unless FAULT_EVERY is
-// set.
+// tryFailures tries each failure at every nth call that the failure selects. FAULT_EVERY sets n; without it, n is the
+// value of every.
 func tryFailures(t *testing.T, every int, begun string, owed []string) {
 	every, random := faultEvery(t, every)
 	var runs atomic.Int64
@@ -505,7 +505,7 @@ func tryFailures(t *testing.T, every int, begun string, owed []string) {
 					s := &faultRun{failure: f, nth: nth, begun: begun, owed: owed}
 					root := filepath.Join(root, strconv.Itoa(nth))
 					dir := s.run(t, root)
-					if s.hit.N == 0 { // the failure selects fewer than nth calls
+					if s.hit.N == 0 { // the failure selects fewer calls than the number nth
 						return
 					}
 					runs.Add(1)

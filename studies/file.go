@@ -11,10 +11,10 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// IsFile reports whether a SQLite file holds a study, as Export writes it. Files of other programs have no schema
-// version, or lack a study's tables.
+// IsFile reports whether an SQLite file holds a study in the form that Export writes. Files of other programs have no
+// schema version, or lack a study's tables.
 func IsFile(path string) (bool, error) {
-	return inFile(path, published, func(db *sql.DB) (bool, error) {
+	return inFile(path, publishedOptions, func(db *sql.DB) (bool, error) {
 		version, err := schemaVersion(db)
 		if _, newer := errors.AsType[newerError](err); version == 0 || err != nil && !newer {
 			return false, explainSQLite(err)
@@ -26,8 +26,8 @@ func IsFile(path string) (bool, error) {
 	})
 }
 
-// ReadFile returns the study in a file that Export has written, and creates no file beside that one. It refuses a file
-// in a study's own directory, because such a file may hold only a part of the study.
+// ReadFile returns the study in a file that Export has written, and creates no other file. It refuses a file in a
+// study's own directory, because such a file may hold only a part of the study.
 func ReadFile(path string) (study Study, err error) {
 	dir, err := filepath.Abs(filepath.Join(filepath.Dir(path), ".."))
 	if err != nil {
@@ -44,7 +44,7 @@ func ReadFile(path string) (study Study, err error) {
 
 // readFile reads a file. If the file has an older schema, it reads a converted copy.
 func readFile(path string) (study Study, err error) {
-	study, err = inFile(path, published, func(db *sql.DB) (Study, error) {
+	study, err = inFile(path, publishedOptions, func(db *sql.DB) (Study, error) {
 		switch version, err := schemaVersion(db); {
 		case err != nil:
 			return Study{}, err
@@ -55,7 +55,7 @@ func readFile(path string) (study Study, err error) {
 			if err := copyFile(context.Background(), path, copied); err != nil {
 				return err
 			}
-			_, err := inFile(copied, scratch, func(db *sql.DB) (any, error) { return nil, migrate(db) })
+			_, err := inFile(copied, scratchOptions, func(db *sql.DB) (any, error) { return nil, migrate(db) })
 			return err
 		}, load)
 	})

@@ -26,7 +26,7 @@ func TestReadFile(t *testing.T) {
 	if is, err := IsFile(path); !is || err != nil {
 		t.Errorf("IsFile = %t, %v of an export", is, err)
 	}
-	if version, err := inFile(path, published, schemaVersion); err != nil || version != len(migrations) {
+	if version, err := inFile(path, publishedOptions, schemaVersion); err != nil || version != len(migrations) {
 		t.Errorf("the export has schema %d, %v; want %d", version, err, len(migrations))
 	}
 	if left := namesIn(t, out); len(left) != 1 {
@@ -50,7 +50,7 @@ func TestOtherSQLiteFiles(t *testing.T) {
 			len(migrations)+1, application(len(migrations)+1)),
 	} {
 		path := filepath.Join(t.TempDir(), "a.db")
-		db, err := openFile(path, settings)
+		db, err := openFile(path, liveOptions)
 		try(t, err)
 		_, err = db.Exec(sql)
 		try(t, err, db.Close())

@@ -82,8 +82,8 @@ func readUntilKilled(dir string) error {
 	}
 }
 
-// verify opens the study, and Open checks the database. Then verify checks that the study has every probe that standard
-// input lists as acknowledged.
+// verify opens the study, and Open checks the database. After that, verify checks that the study has every probe that
+// standard input lists as acknowledged.
 func verify(dir string) error {
 	s, err := openAsChild(dir)
 	if err != nil {
@@ -124,7 +124,7 @@ func writeUntilKilled(dir string) error {
 	return finish(s, math.MaxInt, 4, func(line string) { fmt.Println(line) })
 }
 
-// child starts a process that writes the study in the directory. It is killed when the test ends.
+// child starts a process that writes the study in the directory. The process is killed when the test ends.
 func child(t *testing.T, dir string) (*exec.Cmd, *bufio.Reader, *strings.Builder) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), os.Args[0])
@@ -155,20 +155,24 @@ func killAtAnyMoment(t *testing.T, rounds int) {
 	for round := range rounds {
 		cmd, out, stderr := child(t, dir)
 		delay := time.Duration(random.Int64N(int64(30 * time.Millisecond)))
-		if round%2 == 0 { // in odd rounds the child is killed while it starts
-			_, err := out.ReadString('\n')
+		// In odd rounds the child is killed while it starts, and in even rounds while it writes. In every fourth round
+		// it has acknowledged a probe before the kill, however slow the machine is.
+		var read strings.Builder
+		for waitFor := [...]string{"open", "", "ack ", ""}[round%4]; !strings.Contains(read.String(), waitFor); {
+			line, err := out.ReadString('\n')
 			if err != nil {
-				t.Fatalf("round %d: the child did not open the study: %v: %s", round, err, stderr)
+				t.Fatalf("round %d: the child ended before it said %q: %v: %s", round, waitFor, err, stderr)
 			}
+			read.WriteString(line)
 		}
 		time.Sleep(delay)
 		try(t, cmd.Process.Kill())
-		rest, err := io.ReadAll(out)
+		_, err := io.Copy(&read, out)
 		try(t, err)
 		if state := cmd.Wait(); !strings.Contains(fmt.Sprint(state), "killed") {
 			t.Fatalf("round %d: the child ended before it was killed: %v: %s", round, state, stderr)
 		}
-		acked := strings.Count(string(rest), "ack ")
+		acked := strings.Count(read.String(), "ack ")
 		if acked == 0 {
 			early++
 		}

@@ -9,12 +9,12 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// ReadLive reads a published study with the function read, and finds out whether its owner is alive. If the owner of a
-// Running study is gone, the State becomes Stopped, or NotBegun if there are no trials. Life says what is known of the
-// owner of a study that was published as Running.
-func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, error)) (Study, error) {
-	before, unknown := snapshots(dir) // if this fails, read returns the reason
-	study, err := read(dir)
+// ReadLive reads a published study with the given function, and finds out whether the study's owner is alive. If the
+// owner of a Running study is gone, the State becomes Stopped, or NotBegun if there are no trials. If the study was
+// published as Running, the field Life says what is known of the owner.
+func ReadLive(ctx context.Context, dir string, readFrom func(dir string) (Study, error)) (Study, error) {
+	before, unknown := snapshots(dir) // if this fails, readFrom returns the reason
+	study, err := readFrom(dir)
 	if err != nil || study.State != Running {
 		return study, err
 	}
@@ -31,7 +31,7 @@ func ReadLive(ctx context.Context, dir string, read func(dir string) (Study, err
 	// newest name has not changed since that read, nothing was published.
 	after, err := snapshots(dir)
 	if errors.Join(unknown, err) != nil || after[0] != before[0] {
-		if study, err = read(dir); err != nil || study.State != Running {
+		if study, err = readFrom(dir); err != nil || study.State != Running {
 			return study, err
 		}
 	}

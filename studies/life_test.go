@@ -10,8 +10,8 @@ import (
 	"vllmtuner/studies/fence"
 )
 
-// A study is running only while its owner lives. A copy of its directory looks as if its owner was killed, because
-// nobody holds a lock in it.
+// A study is running only while its owner lives. A copy of a study's directory looks as if the owner was killed,
+// because nobody holds a lock in the copy.
 func TestStateWhenTheOwnerIsDead(t *testing.T) {
 	live := func(dir string) Study {
 		t.Helper()

@@ -21,7 +21,7 @@ type loader struct {
 	schema int
 	study  Study
 	sums   rowSums
-	parts  []rowSum // number of rows and checksum sum of each trial's result and probes; zero until the trial is finished
+	parts  []rowSum // for each trial: the number of rows of its result and probes, and the sum of their checksums; zero until the trial is finished
 }
 
 // load reads the whole study.
@@ -33,13 +33,14 @@ func load(db *sql.DB) (Study, error) {
 	return r.study, err
 }
 
-// summarize reads the row of each trial. For the trials that whole returns, it also reads results and probes.
-func summarize(db *sql.DB, whole func(Study) []int, columns probeColumns) (Study, error) {
+// summarize reads the row of each trial. For the trials whose numbers selectTrials returns, it also reads results and
+// probes.
+func summarize(db *sql.DB, selectTrials func(Study) []int, columns probeColumns) (Study, error) {
 	r, err := readSummaries(db)
 	if err != nil {
 		return r.study, err
 	}
-	numbers, err := r.withNearest(whole(r.study))
+	numbers, err := r.withNearest(selectTrials(r.study))
 	if err != nil || len(numbers) == 0 {
 		return r.study, err
 	}
@@ -70,9 +71,10 @@ func (r *loader) indexOf(number int) int {
 	return i
 }
 
-// Nearest stands for the number of the trial that came nearest to the SLO. This is the measured trial with the failed
-// probe that has the most headroom. If headrooms are equal, the lowest rate decides. Table trials stores these values,
-// because reading all probes of a long study would take seconds.
+// Nearest stands for the number of the trial that came nearest to the SLO. Of all failed probes of measured trials,
+// this trial has the one with the most headroom. If headrooms are equal, the lowest rate decides. For each trial, the
+// table trials has the headroom and the rate of the best failed probe, because reading all probes of a long study would
+// take seconds.
 const Nearest = -1
 
 // withNearest replaces Nearest in a list of trial numbers by the number that it stands for. If no probe failed, it
@@ -91,7 +93,7 @@ func (r *loader) withNearest(numbers []int) ([]int, error) {
 	return numbers, err
 }
 
-// loadStudy returns the study without its trials, or sql.ErrNoRows when it was never begun.
+// loadStudy returns the study without its trials, or sql.ErrNoRows if the study was never begun.
 func loadStudy(db *sql.DB) (Study, error) {
 	r, err := readStudy(db)
 	return r.study, err
@@ -111,9 +113,9 @@ func readStudy(db *sql.DB) (*loader, error) {
 		Note: head.text("note"), Commits: head.integer("commits")}
 	r.study.Seed, err = strconv.ParseUint(head.text("seed"), 10, 64)
 	if errors.Join(err, parseTime(head.text("created"), &r.study.Created), parseTime(head.text("updated"), &r.study.Updated)) != nil {
-		return r, unreadable(head)
+		return r, unreadableError(head)
 	}
-	for _, load := range []func() error{r.loadWorld, r.loadEvents, r.loadPriors} {
+	for _, load := range []func() error{r.loadWorld, r.loadEvents, r.loadPriors, r.loadSpent} {
 		if err := load(); err != nil {
 			return r, err
 		}
@@ -121,12 +123,12 @@ func readStudy(db *sql.DB) (*loader, error) {
 	return r, nil
 }
 
-// unreadable returns the error for a row with a meaningless value. The row's checksum is right, so the value was stored
-// like that.
-func unreadable(r row) error { return damagedf("%s cannot be read: it has an invalid value", r) }
+// unreadableError returns the error for a row with a meaningless value. The row's checksum is right, so the value was
+// stored like that.
+func unreadableError(r row) error { return damagedf("%s cannot be read: it has an invalid value", r) }
 
-// all reads a whole table in the order of its keys, and checks that no row is missing.
-func (r *loader) all(t *table, each func(row) error) error {
+// readTable reads a whole table in the order of its keys, and checks that no row is missing.
+func (r *loader) readTable(t *table, each func(row) error) error {
 	var found rowSum
 	err := t.read(r.db, short, "ORDER BY "+strings.Join(t.columns[:t.key], ", "), nil, func(one row) error {
 		found = found.plus(one.sum())
@@ -143,14 +145,48 @@ func (r *loader) loadEvents() error {
 	if err != nil {
 		return err
 	}
-	return r.all(eventsTable, func(one row) error {
+	err = r.readTable(eventsTable, func(one row) error {
 		e := Event{Kind: one.text("kind"), Note: one.text("text"), Trial: int(one.integer("trial")), Changes: changes[one.integer("id")]}
 		if parseTime(one.text("time"), &e.Time) != nil {
-			return unreadable(one)
+			return unreadableError(one)
 		}
 		r.study.Events = append(r.study.Events, e)
 		return nil
 	})
+	r.study.Remedy = lastRemedy(r.study)
+	return err
+}
+
+// lastRemedy returns the remedy that was stored with the study's last failure; "" if there is none.
+func lastRemedy(study Study) string {
+	if study.State != Failed {
+		return ""
+	}
+	for _, e := range slices.Backward(study.Events) {
+		switch e.Kind {
+		case remedyEvent:
+			return e.Note
+		case string(Failed):
+			return ""
+		}
+	}
+	return ""
+}
+
+// splitRemedy splits the study's note into a note and a remedy, if the note ends with a remedy. Only older tuners
+// stored such notes. The remedy is known from a trial that failed in the same way. No other code looks for a remedy in
+// a text.
+func splitRemedy(study *Study) {
+	if study.State != Failed || study.Remedy != "" {
+		return
+	}
+	for _, t := range study.Trials {
+		remedy := serverctl.Remedy(t.Result.Class, t.Result.Cause)
+		if note, found := strings.CutSuffix(study.Note, remedyMark+remedy); found && remedy != "" {
+			study.Note, study.Remedy = note, remedy
+			return
+		}
+	}
 }
 
 // readSummaries reads a study with the row of each trial. To read results and probes too would take ten times as long.
@@ -159,7 +195,7 @@ func readSummaries(db *sql.DB) (*loader, error) {
 	if err != nil {
 		return r, err
 	}
-	err = r.all(trialsTable, func(one row) error {
+	err = r.readTable(trialsTable, func(one row) error {
 		t, err := summaryOf(one)
 		if err != nil {
 			return err
@@ -171,6 +207,7 @@ func readSummaries(db *sql.DB) (*loader, error) {
 		return nil
 	})
 	discountAlikeDeaths(r.study.Trials)
+	splitRemedy(&r.study)
 	return r, err
 }
 
@@ -182,18 +219,18 @@ func summaryOf(r row) (t Trial, err error) {
 		err = errors.Join(err, parseTime(r.text("ended"), &t.Ended))
 	}
 	if err != nil {
-		return t, unreadable(r)
+		return t, unreadableError(r)
 	}
 	t.Result = trial.Result{
 		Outcome: trial.Outcome(r.text("outcome")), Class: serverctl.Class(r.text("class")), Cause: serverctl.Cause(r.text("cause")),
-		Evidence: r.text("evidence"), GPUTime: seconds(r.real("gpu_seconds")),
+		Evidence: r.text("evidence"), GPUTime: Seconds(r.real("gpu_seconds")),
 		Capacity: capacity.Capacity{
 			Rate: r.real("capacity_rps"), Low: r.real("passed_rps"), High: r.real("failed_rps"),
 			Lowest: r.real("lowest_rps"), Highest: r.real("highest_rps"), StdErr: r.real("std_err"), Doubt: r.text("doubt"),
 			Bound: capacity.Bound(r.text("bound")), Binding: r.text("binding"), InFlight: r.real("in_flight"),
 		},
 		Facts: serverctl.Facts{
-			KVCacheTokens: int(r.integer("kv_tokens")), Simulated: r.integer("simulated") != 0, StartUp: seconds(r.real("start_seconds")),
+			KVCacheTokens: int(r.integer("kv_tokens")), Simulated: r.integer("simulated") != 0, StartUp: Seconds(r.real("start_seconds")),
 		},
 	}
 	if t.State == Done {
@@ -202,14 +239,14 @@ func summaryOf(r row) (t Trial, err error) {
 	return t, nil
 }
 
-// seconds converts seconds to a Duration, rounded to a microsecond. Up to a hundred years, a float64 of seconds is
+// Seconds converts seconds to a Duration, rounded to a microsecond. Up to a hundred years, a float64 of seconds is
 // exact to a microsecond.
-func seconds(s float64) time.Duration {
+func Seconds(s float64) time.Duration {
 	return time.Duration(s * float64(time.Second)).Round(time.Microsecond)
 }
 
-// fill reads results and probes, and stores them in trials. where is the SQL condition that selects them.
-func (r *loader) fill(trials []Trial, columns probeColumns, where string, args ...any) error {
+// fill reads the results and probes that an SQL condition selects, and stores them in the given trials.
+func (r *loader) fill(trials []Trial, columns probeColumns, condition string, args ...any) error {
 	found := map[int]rowSum{}
 	of := func(part row) (*Trial, error) {
 		number := int(part.integer("trial"))
@@ -220,7 +257,7 @@ func (r *loader) fill(trials []Trial, columns probeColumns, where string, args .
 		found[number] = found[number].plus(part.sum())
 		return &trials[i], nil
 	}
-	err := resultsTable.read(r.db, short, where, args, func(result row) error {
+	err := resultsTable.read(r.db, short, condition, args, func(result row) error {
 		t, err := of(result)
 		if err != nil {
 			return err
@@ -228,7 +265,7 @@ func (r *loader) fill(trials []Trial, columns probeColumns, where string, args .
 		outcome, cause := t.Result.Outcome, t.Result.Cause // discountAlikeDeaths may have changed these; the stored result has the old values
 		t.Result = trial.Result{}
 		if decode(result.text("result"), &t.Result) != nil {
-			return unreadable(result)
+			return unreadableError(result)
 		}
 		t.Result.Outcome, t.Result.Cause = outcome, cause
 		return nil
@@ -236,7 +273,7 @@ func (r *loader) fill(trials []Trial, columns probeColumns, where string, args .
 	if err != nil {
 		return err
 	}
-	err = probesTable.read(r.db, columns, where+" ORDER BY trial, seq", args, func(probe row) error {
+	err = probesTable.read(r.db, columns, condition+" ORDER BY trial, seq", args, func(probe row) error {
 		t, err := of(probe)
 		if err != nil {
 			return err
@@ -247,7 +284,7 @@ func (r *loader) fill(trials []Trial, columns probeColumns, where string, args .
 		}
 		p, err := parts.probe()
 		if err != nil {
-			return unreadable(probe)
+			return unreadableError(probe)
 		}
 		t.Probes = append(t.Probes, p)
 		return nil

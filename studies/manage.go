@@ -33,7 +33,7 @@ func List(root string) ([]string, error) {
 		return nil, markUnusable(fmt.Errorf("list the studies: %w", err))
 	}
 	var names []string
-	inStudy, _ := hasStudyFiles(root) // if root is a study itself: its epochs have databases, but are no studies
+	inStudy, _ := hasStudyFiles(root) // if root is itself a study, the directories in it are epochs: they have databases, but are no studies
 	for _, e := range entries {
 		if isStudy(filepath.Join(root, e.Name())) && !(inStudy && fence.IsEpoch(e.Name())) {
 			names = append(names, e.Name())
@@ -51,8 +51,8 @@ func isStudy(dir string) bool {
 	return found || hidden && ValidName(filepath.Base(dir)) == nil // the name rule excludes directories such as lost+found
 }
 
-// hasStudyFiles reports whether it found slots or snapshots in a directory. hidden means that this user is not
-// permitted to look for them.
+// hasStudyFiles reports whether it found slots or snapshots in a directory. If this user is not permitted to look for
+// them, hidden is true.
 func hasStudyFiles(dir string) (found, hidden bool) {
 	for sign, of := range map[string]func(name string) bool{
 		fence.SlotDir: fence.IsSlot,
@@ -66,7 +66,8 @@ func hasStudyFiles(dir string) (found, hidden bool) {
 }
 
 // OtherName returns a warning if a directory has another name than its study, and "" otherwise. There is no warning if
-// a link to the directory has the study's name, or if the name in the trash is the study's name and a time.
+// a link to the directory has the study's name. In the trash, the name of the directory need only begin with the
+// study's name, because Delete appends a time.
 func OtherName(dir string, study Study) string {
 	path, err := filepath.Abs(dir)
 	if err != nil || study.Name == "" {
@@ -81,15 +82,15 @@ func OtherName(dir string, study Study) string {
 		return ""
 	}
 	return fmt.Sprintf("%s holds the study %q, and these are its figures; if the directory was renamed or copied, name it %s again; "+
-		"if another study's files were copied into it, restore its own", dir, study.Name, study.Name)
+		"if another study's files were copied into it, restore its own files", dir, study.Name, study.Name)
 }
 
 // Delete moves a study into the trash of its root directory, and returns the new path. No file is lost. If the study
-// has an owner, the error wraps ErrOwned. takeoverAfter is as in Options.TakeoverAfter.
+// has an owner, the error wraps ErrOwned. For takeoverAfter, see Options.TakeoverAfter.
 func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to string, err error) {
 	defer func() { err = markUnusable(err) }()
 	if !isStudy(dir) {
-		return "", missing(dir)
+		return "", missingError(dir)
 	}
 	if dir, err = filepath.Abs(dir); err != nil {
 		return "", err
@@ -113,7 +114,7 @@ func Delete(ctx context.Context, dir string, takeoverAfter time.Duration) (to st
 // own it.
 func stopAndDiscard(ctx context.Context, dir string, ttl time.Duration) (to string, err error) {
 	if _, err := checkWrite(dir); err != nil {
-		return "", fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
+		return "", fmt.Errorf("%s cannot be written: %w%s", dir, err, ownerHint(err, dir))
 	}
 	if err := checkOwn(dir); err != nil {
 		return "", err
@@ -134,7 +135,7 @@ func checkTrash(trash string) error {
 	info, err := os.Lstat(trash)
 	if errors.Is(err, fs.ErrNotExist) {
 		if err := canWrite(filepath.Dir(trash)); err != nil {
-			return fmt.Errorf("the trash, %s, cannot be created: %w%s", trash, err, whose(err, filepath.Dir(trash)))
+			return fmt.Errorf("the trash, %s, cannot be created: %w%s", trash, err, ownerHint(err, filepath.Dir(trash)))
 		}
 		return nil
 	}
@@ -144,11 +145,11 @@ func checkTrash(trash string) error {
 	case info.Mode().Type() == fs.ModeSymlink:
 		return unusablef("%s is a link, but the trash must be a directory: remove the link", trash)
 	case !info.IsDir():
-		return unusablef("%s, the trash, is not a directory: move it away", trash)
+		return unusablef("%s, the trash, is not a directory: move it to another place", trash)
 	}
 	for _, dir := range []string{trash, filepath.Dir(trash)} { // a move changes both directories
 		if err := canWrite(dir); err != nil {
-			return fmt.Errorf("%s cannot be written: %w%s", dir, err, whose(err, dir))
+			return fmt.Errorf("%s cannot be written: %w%s", dir, err, ownerHint(err, dir))
 		}
 	}
 	return nil
@@ -181,7 +182,7 @@ func discard(dir string) (to string, err error) {
 }
 
 // Export writes the published study to a path as one SQLite file (docs/schema.md), checks the file, and returns the
-// study's summary. If the newest snapshot is damaged, it exports an older one, and Behind of the summary says so.
+// study's summary. If the newest snapshot is damaged, it exports an older one, and the summary's field Behind says so.
 func Export(ctx context.Context, dir, path string) (Study, error) {
 	var stopped error
 	_, study, err := newestBy(dir, func(n snapshot) (Study, error) {
@@ -196,17 +197,17 @@ func Export(ctx context.Context, dir, path string) (Study, error) {
 	return study, cmp.Or(stopped, explainToReader(dir, err))
 }
 
-// toBlame reports whether an error comes from the snapshot. Otherwise it comes from the file that the snapshot is
-// written to.
+// toBlame reports whether an error comes from the snapshot. If not, the error comes from the file to which the snapshot
+// is written.
 func (n snapshot) toBlame(dir string, err error) bool {
 	_, newer := errors.AsType[newerError](err)
 	of, onPath := errors.AsType[*fs.PathError](err)
-	return newer || isDamage(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == n.path(dir) || of.Path == n.of().path(dir))
+	return newer || isDamage(err) || errors.Is(err, foreign.ErrNoFile) || onPath && (of.Path == n.path(dir) || of.Path == n.baseSnapshot().path(dir))
 }
 
 // readWritten checks an exported file and returns its summary.
 func readWritten(path string) (Study, error) {
-	study, err := inFile(path, published, func(db *sql.DB) (Study, error) {
+	study, err := inFile(path, publishedOptions, func(db *sql.DB) (Study, error) {
 		if _, err := checkDatabase(db); err != nil {
 			return Study{}, err
 		}

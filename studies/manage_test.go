@@ -62,8 +62,8 @@ func TestDeleteRefusesALink(t *testing.T) {
 func TestDeleteWithoutTrash(t *testing.T) {
 	elsewhere := t.TempDir()
 	for want, put := range map[string]func(trash string) error{
-		"the trash, is not a directory: move it away":   func(trash string) error { return os.WriteFile(trash, nil, 0o644) },
-		" is a link, but the trash must be a directory": func(trash string) error { return os.Symlink(elsewhere, trash) },
+		"the trash, is not a directory: move it to another place": func(trash string) error { return os.WriteFile(trash, nil, 0o644) },
+		" is a link, but the trash must be a directory":           func(trash string) error { return os.Symlink(elsewhere, trash) },
 	} {
 		root := t.TempDir()
 		dir := filepath.Join(root, "llama70b")
@@ -116,7 +116,7 @@ func TestAnotherUsersStudy(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("only root can be another user")
 	}
-	for _, part := range []string{".", fence.SlotDir, fence.OwnerDir, snapshotDir, currentFile} { // this part belongs to root
+	for _, part := range []string{".", fence.SlotDir, fence.OwnerDir, snapshotDir, currentFile} { // in each case, this one part of the study belongs to root
 		t.Run(part, func(t *testing.T) {
 			root := t.TempDir()
 			dir := filepath.Join(root, "llama70b")
@@ -166,12 +166,12 @@ func TestPartsThatAreNotTheStudys(t *testing.T) {
 		put  func(path string) error
 		want string
 	}{
-		{fence.SlotDir, file, "is not a directory, and cannot keep who owned the study when: move it away"},
+		{fence.SlotDir, file, "is not a directory, so it cannot hold the list of the study's owners: move it to another place"},
 		{fence.SlotDir, link, "is a link"},
 		{fence.OwnerDir, file, "is not a directory"},
 		{fence.OwnerDir, link, "is a link"},
 		{snapshotDir, file, "is not a directory"},
-		{snapshotDir, link, "is a link: what is published of it must be in the study's own directory; replace the link by the directory that it leads to"},
+		{snapshotDir, link, "is a link: the published snapshots must be in the study's own directory; replace the link by the directory that it leads to"},
 		{backupDir, file, "is not a directory"},
 		{"e000000000001", link, "is a link: an epoch must be in the study's own directory"},
 		{currentFile, folder, "is not a file"},
@@ -192,7 +192,7 @@ func TestPartsThatAreNotTheStudys(t *testing.T) {
 	}
 }
 
-// An epoch has a database, but is no study.
+// The directory of an epoch has a database, but is no study.
 func TestAnEpochIsNoStudy(t *testing.T) {
 	root, err := filepath.EvalSymlinks(t.TempDir())
 	try(t, err)
@@ -235,9 +235,9 @@ func damageProbes(t *testing.T, path string) {
 		changed := slices.Clone(content)
 		clear(changed[at : at+page])
 		try(t, os.WriteFile(path, changed, 0o644))
-		_, read := inFile(path, published, loadSummary)
-		_, damage := inFile(path, published, checkDatabase)
-		_, probes := inFile(path, published, load)
+		_, read := inFile(path, publishedOptions, loadSummary)
+		_, damage := inFile(path, publishedOptions, checkDatabase)
+		_, probes := inFile(path, publishedOptions, load)
 		if read == nil && damage != nil && probes != nil {
 			return
 		}
@@ -257,7 +257,7 @@ func inOneBase(t *testing.T) (dir string, all []snapshot) {
 	try(t, s.Finish(0, aResult(2)), s.Close(), open(t, dir).Close())
 	all, err := snapshots(dir)
 	try(t, err)
-	if len(all) < 2 || !all[0].isBase() || all[1].of() == all[0] {
+	if len(all) < 2 || !all[0].isBase() || all[1].baseSnapshot() == all[0] {
 		t.Fatalf("the snapshots are %v, want a base and then one with another base", all)
 	}
 	return dir, all
@@ -280,7 +280,7 @@ func TestExportOfADamagedSnapshot(t *testing.T) {
 			t.Errorf("Behind = %q with %d commits, want the damage of %s and the %d commits of the one before", study.Behind, study.Commits, newest, all[1].commits)
 		}
 	}
-	if commits, err := inFile(path, published, checkDatabase); err != nil || commits != all[1].commits {
+	if commits, err := inFile(path, publishedOptions, checkDatabase); err != nil || commits != all[1].commits {
 		t.Errorf("the export has %d commits, %v; want %d", commits, err, all[1].commits)
 	}
 

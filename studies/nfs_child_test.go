@@ -18,8 +18,8 @@ import (
 )
 
 // These environment variables configure a child on real NFS. childPause is POINT:PAGE:FILE and says where the child
-// pauses (see pause.At). The other two are the journal mode and the number of commits of a plain database, see
-// openPlain.
+// pauses (see pause.StopAt). The other two variables are for a plain database, see openPlain: its journal mode and the
+// number of commits.
 const (
 	childPause   = "STUDIES_TEST_PAUSE"
 	childJournal = "STUDIES_TEST_JOURNAL"
@@ -27,21 +27,21 @@ const (
 )
 
 func init() {
-	childRoles["write"] = func(dir string) error { return paused(dir, writeUntilKilled) }
-	childRoles["plain-write"] = func(dir string) error { return paused(dir, writePlain) }
+	childRoles["write"] = func(dir string) error { return runPaused(dir, writeUntilKilled) }
+	childRoles["plain-write"] = func(dir string) error { return runPaused(dir, writePlain) }
 	childRoles["power-off"] = powerOff
 	childRoles["plain-count"] = countPlain
 	childRoles["plain-verify"] = verifyPlain
 }
 
-// paused calls the function of a role, after it has set where this process pauses.
-func paused(dir string, role func(string) error) error {
+// runPaused first sets where this process pauses, and then calls the function of a role.
+func runPaused(dir string, role func(string) error) error {
 	if at := strings.SplitN(os.Getenv(childPause), ":", 3); len(at) == 3 {
 		page, err := strconv.Atoi(at[1])
 		if err != nil {
 			return err
 		}
-		if err := pause.At(pause.Point(at[0]), page, at[2]); err != nil {
+		if err := pause.StopAt(pause.Point(at[0]), page, at[2]); err != nil {
 			return err
 		}
 	}

@@ -19,7 +19,7 @@ func CheckDir(dir string) error {
 }
 
 // checkLink refuses a link to a path that does not exist. A link to a study's directory is allowed, as another name of
-// the study. Only Delete refuses it, because it would leave the link or the study behind.
+// the study. Only Delete refuses such a link, because Delete would leave the link or the study behind.
 func checkLink(dir string) error {
 	to, noLink := os.Readlink(dir)
 	if _, err := os.Stat(dir); err != nil && noLink == nil {

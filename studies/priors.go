@@ -4,14 +4,16 @@ import (
 	"database/sql"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
+	"strings"
 
 	"vllmtuner/render"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
 
-// A prior is a trial of Study.Prior as it is stored, in JSON.
+// A prior is the stored form of a trial in Study.Prior. It is stored as JSON.
 type prior struct {
 	Point  space.Point   `json:"point"`
 	Args   []string      `json:"args"`
@@ -22,16 +24,49 @@ type prior struct {
 // A Source is a set of trials that were measured elsewhere. Only trials of the same Source may be compared with each
 // other.
 type Source struct {
-	Path   string // the file or directory that was read
+	Path   string // the file or directory that was read; predictedPath for predictions
 	World  int    // number of the world in the study at Path, from 1; 0 if Path has one world, or is no study
 	Trials []Trial
+}
+
+// predictedPath is the Path of predictions. ImportPath makes sure that no import has this path.
+const predictedPath = "the simulator"
+
+// Predictions returns the source with what the simulator predicted for a world of the study; the first world is 1. The
+// trials of the source are copies that know their source and their world.
+func Predictions(world int, trials []Trial) Source {
+	s := Source{Path: predictedPath, Trials: slices.Clone(trials)}
+	if world > 1 {
+		s.World = world
+	}
+	for i := range s.Trials {
+		s.Trials[i].Source, s.Trials[i].PredictedFor = s.Name(), s.predictedFor()
+	}
+	return s
+}
+
+// predictedFor returns the world for which the source was predicted; 0 if its trials were measured.
+func (s Source) predictedFor() int {
+	if s.Path != predictedPath {
+		return 0
+	}
+	return max(1, s.World)
+}
+
+// ImportPath returns a path as the Path of an imported source. It changes only a path that could be taken for a source of
+// predictions.
+func ImportPath(path string) string {
+	if path == predictedPath || strings.HasPrefix(path, predictedPath+", world ") {
+		return "./" + path
+	}
+	return path
 }
 
 // WorldSource returns the source name of one world of the study at a path; the first world is 1.
 func WorldSource(path string, world int) string { return fmt.Sprintf("%s, world %d", path, world) }
 
-// name returns the source's name, which its trials have in Trial.Source.
-func (s Source) name() string {
+// Name returns the source's name, which its trials have in Trial.Source.
+func (s Source) Name() string {
 	if s.World == 0 {
 		return s.Path
 	}
@@ -54,25 +89,39 @@ func (s *Store) AddPriors(sources []Source) error {
 			for i, t := range source.Trials {
 				text, err := encodePrior(t)
 				if err != nil {
-					return fmt.Errorf("add the trials of %s: trial %d: %w", source.name(), i, err)
+					return fmt.Errorf("add the trials of %s: trial %d: %w", source.Name(), i, err)
 				}
-				tx.insert(priorsTable, []any{tx.nextID(priorsTable), source.name(), text})
+				tx.insert(priorsTable, []any{tx.nextID(priorsTable), source.Name(), text})
 			}
-			addEvent(tx, "prior", fmt.Sprintf("%s from %s", render.Count(len(source.Trials), "trial"), source.name()))
+			what := "trial"
+			if source.predictedFor() > 0 {
+				what = "prediction"
+			}
+			addEvent(tx, "prior", fmt.Sprintf("%s from %s", render.Count(len(source.Trials), what), source.Name()))
 		}
 		return nil
 	})
 }
 
 func (t *transaction) insertSource(s Source) {
-	t.insert(sourcesTable, []any{s.name(), s.Path, sql.NullInt64{Int64: int64(s.World), Valid: s.World > 0}})
+	t.insert(sourcesTable, []any{s.Name(), s.Path, sql.NullInt64{Int64: int64(s.World), Valid: s.World > 0}})
 }
 
 // worldSource matches the names that WorldSource returns.
 var worldSource = regexp.MustCompile(`^(.*), world ([0-9]+)$`)
 
-// splitSources migrates the sources of older schemas. Before schema 5, only a source's name had its path and world. Now
-// each is stored as a value of its own.
+// sourceNamed returns the source with a name, without its trials. It is for schemas before 5, where a source's path and
+// world were only parts of its name.
+func sourceNamed(name string) Source {
+	source := Source{Path: name}
+	if m := worldSource.FindStringSubmatch(name); m != nil {
+		source.Path = m[1]
+		source.World, _ = strconv.Atoi(m[2]) // cannot fail, because the text has only digits
+	}
+	return source
+}
+
+// splitSources migrates the sources of schemas before 5. Now the path and the world are stored as values of their own.
 func (t *transaction) splitSources() error {
 	known := map[string]bool{}
 	for _, prior := range t.rows(priorsTable, "ORDER BY id") {
@@ -81,12 +130,7 @@ func (t *transaction) splitSources() error {
 			continue
 		}
 		known[name] = true
-		source := Source{Path: name}
-		if m := worldSource.FindStringSubmatch(name); m != nil {
-			source.Path = m[1]
-			source.World, _ = strconv.Atoi(m[2]) // they are digits
-		}
-		t.insertSource(source)
+		t.insertSource(sourceNamed(name))
 	}
 	return t.err
 }
@@ -97,7 +141,7 @@ func CheckPrior(t Trial) error {
 	return err
 }
 
-// encodePrior returns a trial from elsewhere as it is stored.
+// encodePrior returns the stored form of a trial from elsewhere.
 func encodePrior(t Trial) (string, error) {
 	if t.Point == nil {
 		t.Point = space.Point{}
@@ -106,17 +150,27 @@ func encodePrior(t Trial) (string, error) {
 }
 
 func (r *loader) loadPriors() error {
-	if r.schema >= hasChanges { // priors have the names of their sources; this checks that no source is missing
-		if err := r.all(sourcesTable, func(row) error { return nil }); err != nil {
+	sources := map[string]Source{} // by name; empty before schema 5
+	if r.schema >= hasChanges {
+		err := r.readTable(sourcesTable, func(one row) error {
+			sources[one.text("name")] = Source{Path: one.text("path"), World: int(one.integer("world"))}
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 	}
-	return r.all(priorsTable, func(one row) error {
+	return r.readTable(priorsTable, func(one row) error {
 		var p prior
 		if decode(one.text("trial"), &p) != nil {
-			return unreadable(one)
+			return unreadableError(one)
 		}
-		r.study.Prior = append(r.study.Prior, Trial{Number: -1, Origin: Prior, Source: one.text("source"), State: Done,
+		name := one.text("source")
+		source, known := sources[name]
+		if !known {
+			source = sourceNamed(name)
+		}
+		r.study.Prior = append(r.study.Prior, Trial{Number: -1, Origin: Prior, Source: name, PredictedFor: source.predictedFor(), State: Done,
 			Point: p.Point, Args: p.Args, Probes: p.Probes, Result: p.Result})
 		return nil
 	})

@@ -2,6 +2,7 @@ package studies
 
 import (
 	"errors"
+	"maps"
 	"math"
 	"path/filepath"
 	"slices"
@@ -27,8 +28,8 @@ func TestAddPriors(t *testing.T) {
 	}{{"a", []Trial{of("1", 1), of("2", 2)}}, {"b", []Trial{of("3", 3)}}, {"a", []Trial{of("4", 4), {}}}} {
 		try(t, store.AddPriors([]Source{{Path: add.source, Trials: add.trials}}))
 	}
-	// At the next import, a study may have other worlds. The priors of all its earlier worlds are replaced, and those
-	// from other paths stay.
+	// At the next import, a study may have other worlds. The priors of all its earlier worlds are replaced, and the
+	// priors from other paths stay.
 	for _, sources := range [][]Source{
 		{{"c", 2, []Trial{of("5", 5)}}, {"c", 1, []Trial{of("6", 6)}}},
 		{{"c", 0, []Trial{of("7", 7)}}, {"c, worldwide", 0, []Trial{of("8", 8)}}},
@@ -53,6 +54,69 @@ func TestAddPriors(t *testing.T) {
 	}
 	if first := study.Prior[0]; len(first.Probes) != 1 || first.Probes[0].Rate != 3 || !first.Met() || len(first.Args) != 2 || len(study.Trials) != 0 {
 		t.Errorf("the first prior is %+v, beside %d trials", first, len(study.Trials))
+	}
+}
+
+// Readers know which priors were predicted, and for which world. An import from a folder with the name of the simulator
+// was measured, and stays beside the predictions.
+func TestPredictedPriors(t *testing.T) {
+	for _, path := range []string{"a", "the simulator, worldwide", "/the simulator", "./the simulator"} {
+		if got := ImportPath(path); got != path {
+			t.Errorf("ImportPath(%q) = %q, want no change", path, got)
+		}
+	}
+	s := open(t, filepath.Join(t.TempDir(), "study"))
+	imported := []Source{{Path: ImportPath("the simulator"), Trials: []Trial{{}}}, {Path: ImportPath("the simulator, world 2"), Trials: []Trial{{}}}}
+	for world := 1; world <= 3; world++ {
+		try(t, s.AddPriors([]Source{Predictions(world, []Trial{{Number: -1}})}), s.AddPriors(imported))
+		wantPredicted(t, s, map[string]int{Predictions(world, nil).Name(): world, "./the simulator": 0, "./the simulator, world 2": 0})
+	}
+	if of := Predictions(2, []Trial{{Number: -1}}).Trials[0]; !of.Predicted() || of.PredictedFor != 2 || of.Source != "the simulator, world 2" {
+		t.Errorf("a prediction for world 2 is %+v", of)
+	}
+}
+
+// wantPredicted checks PredictedFor of the stored priors, by the names of their sources.
+func wantPredicted(t *testing.T, s *Store, want map[string]int) {
+	t.Helper()
+	study, err := s.Study()
+	try(t, err)
+	got := map[string]int{}
+	for _, p := range study.Prior {
+		got[p.Source] = p.PredictedFor
+		if p.Predicted() != (p.PredictedFor > 0) {
+			t.Errorf("Predicted() = %t of a prior from %s", p.Predicted(), p.Source)
+		}
+	}
+	if !maps.Equal(got, want) {
+		t.Errorf("the priors were predicted for the worlds %v, want %v", got, want)
+	}
+}
+
+// Studies of older tuners have only the path, or before schema 5 only the name, to show what was predicted.
+func TestPredictedPriorsOfOlderTuners(t *testing.T) {
+	for _, row := range []struct {
+		name  string
+		store func(*transaction)
+		want  int
+	}{
+		{"the simulator", func(tx *transaction) { tx.insert(sourcesTable, []any{"the simulator", "the simulator", nil}) }, 1},
+		{"the simulator, world 3", func(tx *transaction) { tx.insert(sourcesTable, []any{"the simulator, world 3", "the simulator", 3}) }, 3},
+		{"the simulator, world 2", func(tx *transaction) {
+			tx.insert(sourcesTable, []any{"the simulator, world 2", "the simulator, world 2", nil})
+		}, 0},
+		{"the simulator", func(tx *transaction) { tx.err = tx.splitSources() }, 1},
+		{"the simulator, world 2", func(tx *transaction) { tx.err = tx.splitSources() }, 2},
+		{"the simulators", func(tx *transaction) { tx.err = tx.splitSources() }, 0},
+	} {
+		s := open(t, filepath.Join(t.TempDir(), "study"))
+		try(t, s.commit("insert a prior as an older tuner did", func(tx *transaction) error {
+			text, err := encodePrior(Trial{})
+			tx.insert(priorsTable, []any{tx.nextID(priorsTable), row.name, text})
+			row.store(tx)
+			return err
+		}))
+		wantPredicted(t, s, map[string]int{row.name: row.want})
 	}
 }
 

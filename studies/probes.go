@@ -17,19 +17,19 @@ import (
 	"vllmtuner/trial"
 )
 
-// A probeRow is a probe as it is stored: the figures as JSON, which people query by SQL, and the long parts,
-// compressed.
+// A probeRow is the stored form of a probe. The figures are JSON, because people query them by SQL. The series and the
+// sketches are long, so they are compressed.
 type probeRow struct {
 	figures  string
 	series   []byte // nil if the probe has no series
 	sketches []byte
 }
 
-// A longPart is the content of the column series: the values of a probe for each second and each request.
+// A longPart is the content of the column named series: the values of a probe for each second and each request.
 type longPart struct {
 	Client bench.Series      `json:"client,omitempty"`
 	Server *serverctl.Series `json:"server,omitempty"`
-	Each   []string          `json:"each,omitempty"` // slo.Check.Each of the verdict's checks, in order
+	Each   []string          `json:"each,omitempty"` // the field Each of every slo.Check of the verdict, in order
 }
 
 // rowOf splits a probe into the parts of its row.
@@ -73,7 +73,7 @@ func (r probeRow) probe() (p trial.Probe, err error) {
 		return p, fmt.Errorf("series: %w", err)
 	}
 	if len(long.Each) != len(p.Verdict.Checks) {
-		return p, fmt.Errorf("series: requests judged by %s, not %d", render.Count(len(long.Each), "limit"), len(p.Verdict.Checks))
+		return p, fmt.Errorf("series: it has the requests judged by %s, but the verdict has %d", render.Count(len(long.Each), "limit"), len(p.Verdict.Checks))
 	}
 	p.Measurement.Series, p.Server = long.Client, long.Server
 	for i, each := range long.Each {
@@ -97,7 +97,7 @@ func compress(v any) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// expand undoes compress.
+// expand is the inverse of compress.
 func expand(from []byte, v any) error {
 	r, err := gzip.NewReader(bytes.NewReader(from))
 	if err != nil {
@@ -113,8 +113,8 @@ func expand(from []byte, v any) error {
 	return json.Unmarshal(text, v)
 }
 
-// maxExpanded is the size limit of an expanded column, in bytes. A probe of an hour with ten thousand requests needs a
-// fiftieth of that.
+// maxExpanded is the size limit of an expanded column, in bytes. A probe of an hour with ten thousand requests needs
+// about 1.3 MB.
 const maxExpanded = 64 << 20
 
 // Record stores one probe of a running trial; it is on the disk when Record returns nil. An equal probe may be recorded
@@ -154,9 +154,9 @@ func insertProbe(tx *transaction, number int, p trial.Probe, r probeRow) {
 		r.series, r.sketches)
 }
 
-// addToLedger records GPU time of a trial. what says what the time was spent on, such as "probe".
-func addToLedger(tx *transaction, number int, what string, seconds float64) {
-	tx.insert(ledgerTable, []any{tx.nextID(ledgerTable), formatTime(time.Now()), number, what, seconds})
+// addToLedger records GPU time of a trial. The purpose says what the time was spent on, such as "probe".
+func addToLedger(tx *transaction, number int, purpose string, seconds float64) {
+	tx.insert(ledgerTable, []any{tx.nextID(ledgerTable), formatTime(time.Now()), number, purpose, seconds})
 }
 
 // probeColumns says whether a reader reads the series and sketches of probes too.
@@ -164,10 +164,10 @@ type probeColumns bool
 
 const (
 	long  probeColumns = true
-	short probeColumns = false // reading takes a fifth of the time of long
+	short probeColumns = false // reading takes a fifth of the time that it takes with the value long
 )
 
-// rowIn returns a probe's parts from a row. If the compressed columns do not fit their checksum, it returns an error.
+// rowIn returns a probe's parts from a row. If the compressed columns do not match their checksum, it returns an error.
 func (c probeColumns) rowIn(from row) (probeRow, error) {
 	r := probeRow{figures: from.text("probe")}
 	if c == short {

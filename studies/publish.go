@@ -18,14 +18,14 @@ const publishEvery = time.Second
 
 // publishWait is how long a caller waits for a snapshot. An NFS server may promise a reader that a file will not change
 // (a delegation). If the connection to that reader breaks, the server keeps its promise until the NFS lease ends,
-// usually for 90 s. A writer must not wait for that.
+// usually for 90 s. A writer must not wait so long.
 const publishWait = 2 * time.Second
 
-// minRebase is the number of bytes that the deltas must at least have before a new base is written.
+// minRebase is a size in bytes. A new base is written only when the deltas since the last base are larger in total.
 const minRebase = 1 << 20
 
-// maxFailedBases is how many failed bases in a row break the Store. Fewer do not, because the disk may be full only for
-// a moment.
+// maxFailedBases is a number of attempts to write a base. If so many attempts fail in a row, the Store breaks. Fewer
+// failures do not break it, because the disk may be full only for a moment.
 const maxFailedBases = 3
 
 // keepSnapshots is how many of the newest snapshots are kept, with their bases. A reader can then still open the
@@ -36,7 +36,7 @@ const keepSnapshots = 3
 func (s *Store) publishSoon() {
 	select {
 	case s.dirty <- struct{}{}:
-	default: // asked already
+	default: // somebody has asked for a snapshot already
 	}
 }
 
@@ -53,7 +53,7 @@ func (s *Store) publishNow() error {
 
 var errLate = errors.New("the snapshot is not written yet")
 
-// publishWithin asks for a snapshot and waits for it, for at most the given time. If that is over, it returns errLate.
+// publishWithin asks for a snapshot and waits for it, for at most the given time. After that time it returns errLate.
 func (s *Store) publishWithin(wait time.Duration) error {
 	done := make(chan error, 1)
 	late := time.After(wait)
@@ -70,9 +70,9 @@ func (s *Store) publishWithin(wait time.Duration) error {
 	}
 }
 
-// A publisher writes all snapshots of a Store. It writes the first base from the database. Later bases are written in
-// the background, from the previous base and a delta. So neither the study nor its readers wait while a large base is
-// written.
+// A publisher writes all snapshots of a Store. It writes the first base (a full copy of the study) from the database.
+// Later bases are written in the background, from the previous base and a delta (the rows that came after it). So
+// neither the study nor its readers wait while a large base is written.
 type publisher struct {
 	store *Store
 	base  mark  // where the base ends
@@ -80,10 +80,10 @@ type publisher struct {
 	size  int64 // size of the base in bytes
 	since int64 // bytes of all deltas since the base
 
-	rebasing chan error // gets the error of the base that is being written; nil while none is
-	from     snapshot   // the snapshot from which the new base is written
-	end      mark       // where from ends
-	failed   int        // number of failed bases in a row
+	rebasing   chan error // gets the error of the base that is being written; nil while no base is being written
+	rebaseFrom snapshot   // the snapshot from which the new base is written
+	end        mark       // where the snapshot rebaseFrom ends
+	failed     int        // number of failed bases in a row
 }
 
 // publishLater publishes after commits and on request, until s.stop is closed. An error breaks the Store, and the next
@@ -141,7 +141,7 @@ func (p *publisher) once(ctx context.Context) error {
 		return err
 	}
 	if p.rebasing == nil && p.since > max(p.size, minRebase) {
-		p.rebasing, p.from, p.end = make(chan error, 1), n, p.last
+		p.rebasing, p.rebaseFrom, p.end = make(chan error, 1), n, p.last
 		go p.rebase(ctx, n, p.rebasing)
 	}
 	return p.removeOld(n.epoch)
@@ -152,7 +152,7 @@ func (p *publisher) next() (snapshot, error) {
 	s := p.store
 	s.mu.Lock()
 	select {
-	case <-s.dirty: // takes the request, because this snapshot will include the commit
+	case <-s.dirty: // removes the request, because this snapshot will include the commit
 	default:
 	}
 	if s.broken != nil {
@@ -199,22 +199,22 @@ func (p *publisher) first() (n snapshot, err error) {
 	return n, err
 }
 
-// rebase writes a base from a snapshot, and sends its error to done; nil means success.
+// rebase writes a base from a snapshot. It sends its error to the channel done, or nil after success.
 func (p *publisher) rebase(ctx context.Context, from snapshot, done chan<- error) {
 	done <- p.store.put(from.asBase().file(), func(path string) error { return from.write(ctx, p.store.dir, path) })
 }
 
-// adopt starts to use the base that rebase has written. It does nothing if none is finished.
+// adopt starts to use the base that rebase has written. It does nothing if no new base is finished.
 func (p *publisher) adopt() (err error) {
 	select {
 	case err = <-p.rebasing:
 	default:
 		return nil
 	}
-	base := p.from.asBase()
-	p.rebasing, p.from = nil, snapshot{}
+	base := p.rebaseFrom.asBase()
+	p.rebasing, p.rebaseFrom = nil, snapshot{}
 	switch {
-	case err != nil: // the old base can still be used; the next attempt comes after as many new bytes of deltas
+	case err != nil: // the old base can still be used; the next attempt comes when the deltas have grown as much again
 		p.since = 0
 		if p.failed++; p.failed == maxFailedBases {
 			return fmt.Errorf("make a new base, attempt %d: %w", p.failed, err)
@@ -232,7 +232,7 @@ func (p *publisher) adopt() (err error) {
 func (s *Store) put(name string, write func(path string) error) error {
 	path := filepath.Join(s.dir, name)
 	next := name + ".tmp"
-	if err := s.folder.Remove(next); err != nil { // a killed owner may have left it
+	if err := s.folder.Remove(next); err != nil { // a killed owner may have left the temporary file
 		return err
 	}
 	if err := s.folder.Create(next, nil); err != nil { // if SQLite created the file, it would lack the study's permissions
@@ -270,7 +270,7 @@ func (p *publisher) removeOld(epoch int64) error {
 			}
 		}
 	}
-	for _, n := range obsolete(all, p.from) {
+	for _, n := range obsoleteSnapshots(all, p.rebaseFrom) {
 		if err := p.store.folder.Remove(n.file()); err != nil {
 			return err
 		}
@@ -278,18 +278,18 @@ func (p *publisher) removeOld(epoch int64) error {
 	return nil
 }
 
-// obsolete returns the snapshots to remove. It keeps the newest snapshots with their bases, and a new base that has no
-// delta yet. It also keeps source, from which a base is being written.
-func obsolete(all []snapshot, source snapshot) []snapshot {
+// obsoleteSnapshots returns the snapshots to remove. It keeps the newest snapshots with their bases, and a new base
+// that has no delta yet. It also keeps the source, which is the snapshot from which a base is being written.
+func obsoleteSnapshots(all []snapshot, source snapshot) []snapshot {
 	if len(all) == 0 {
 		return nil
 	}
 	slices.SortFunc(all, snapshot.compare)
 	newest := all[max(0, len(all)-keepSnapshots):]
-	oldest := newest[0].of()
+	oldest := newest[0].baseSnapshot()
 	wantedToo := append(slices.Clone(newest), source)
 	return slices.DeleteFunc(all, func(n snapshot) bool {
-		wanted := func(m snapshot) bool { return m == n || m.of() == n }
+		wanted := func(m snapshot) bool { return m == n || m.baseSnapshot() == n }
 		return slices.ContainsFunc(wantedToo, wanted) || n.isBase() && n.compare(oldest) > 0
 	})
 }

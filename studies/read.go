@@ -22,22 +22,22 @@ import (
 )
 
 // ReadSnapshot returns the study in a directory as its owner last published it. It uses neither the live database nor
-// locks, and writes nothing. So it cannot delay an owner, and it works on a read-only disk. If an owner was killed, its
-// last commits, up to a second of them, may not be published. A resumed study has them.
+// locks, and writes nothing. So it cannot delay an owner, and it works on a read-only disk. If an owner was killed, the
+// commits of its last second may not be published. A resumed study has them.
 func ReadSnapshot(dir string) (Study, error) { return readPublished(dir, load) }
 
 // ReadSummary is like ReadSnapshot, but faster for a long study. A trial has no Probes. Its Result lacks Tail, Notes,
 // Cache and Ended. Its Capacity lacks Why, Probes, Pieces, Limited and Steps. Its Facts have only Version, StartUp,
 // KVCacheTokens and Simulated.
 //
-// ReadSummary calls whole with this summary. whole returns the numbers of the trials to read with result and probes.
-// Even those trials lack Series, Sketches and Server, and their checks lack Each.
-func ReadSummary(dir string, whole func(Study) []int) (Study, error) {
-	return readPublished(dir, func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
+// ReadSummary calls selectTrials with this summary. Then it reads the results and probes of the trials whose numbers
+// selectTrials returns. Even those trials lack Series, Sketches and Server, and their checks lack Each.
+func ReadSummary(dir string, selectTrials func(Study) []int) (Study, error) {
+	return readPublished(dir, func(db *sql.DB) (Study, error) { return summarize(db, selectTrials, short) })
 }
 
-func readPublished(dir string, from func(*sql.DB) (Study, error)) (Study, error) {
-	_, study, err := newest(dir, from)
+func readPublished(dir string, loadFrom func(*sql.DB) (Study, error)) (Study, error) {
+	_, study, err := newest(dir, loadFrom)
 	return study, explainToReader(dir, err)
 }
 
@@ -45,20 +45,20 @@ func readPublished(dir string, from func(*sql.DB) (Study, error)) (Study, error)
 func explainToReader(dir string, err error) error {
 	switch {
 	case errors.Is(err, errNone):
-		return missing(dir)
+		return missingError(dir)
 	case err != nil && (isDamage(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, foreign.ErrNoFile)):
 		err = fmt.Errorf("%w; no older snapshot can be read either: `tuner run` publishes the study again if its database is undamaged", err)
 	}
 	return markUnusable(err)
 }
 
-// newest reads the newest snapshot, and returns its name too. If there is none, the error wraps errNone. If the newest
-// cannot be read, it reads an older one.
-func newest(dir string, from func(*sql.DB) (Study, error)) (name snapshot, study Study, err error) {
-	return newestBy(dir, func(n snapshot) (Study, error) { return n.read(dir, from) })
+// newest reads the newest snapshot with the function loadFrom, and returns the snapshot's name too. If there is no
+// snapshot, the error wraps errNone. If the newest snapshot cannot be read, it reads an older one.
+func newest(dir string, loadFrom func(*sql.DB) (Study, error)) (name snapshot, study Study, err error) {
+	return newestBy(dir, func(n snapshot) (Study, error) { return n.read(dir, loadFrom) })
 }
 
-// newestBy is like newest, but reads a snapshot with the given function.
+// newestBy is like newest, but calls the given function to read a snapshot.
 func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, study Study, err error) {
 	var all []snapshot
 	for attempt := range maxReads {
@@ -71,7 +71,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 		if study, err = read(all[0]); err == nil {
 			return all[0], study, nil
 		}
-		err = all[0].unread(dir, err)
+		err = all[0].unreadError(dir, err)
 		if isDamage(err) { // another attempt would find the same damage
 			break
 		}
@@ -79,7 +79,7 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 	if _, newer := errors.AsType[newerError](err); newer {
 		return snapshot{}, Study{}, err
 	}
-	for _, older := range all[1:] { // the newest is damaged, or was not copied with the others
+	for _, older := range all[1:] { // the newest snapshot is damaged, or was not copied with the others
 		if study, olderErr := read(older); olderErr == nil {
 			study.Behind = err.Error()
 			return older, study, nil
@@ -88,9 +88,9 @@ func newestBy(dir string, read func(snapshot) (Study, error)) (name snapshot, st
 	return snapshot{}, Study{}, err
 }
 
-// unread returns the error for a snapshot that could not be read. If a file is missing, the error names it once,
-// without the system call.
-func (n snapshot) unread(dir string, err error) error {
+// unreadError returns the error for a snapshot that could not be read. If a file is missing, the error has the file's
+// name once, and leaves out the system call.
+func (n snapshot) unreadError(dir string, err error) error {
 	path := n.path(dir)
 	if of, ok := err.(*fs.PathError); ok && errors.Is(of, fs.ErrNotExist) {
 		err = of.Err
@@ -101,21 +101,21 @@ func (n snapshot) unread(dir string, err error) error {
 	return fmt.Errorf("read %s: %w", path, err)
 }
 
-// A reader tries maxReads times to read the newest snapshot. The owner may publish three newer ones and remove it
-// before the reader opens it. On a busy NFS client that happened three times in a row. Each pause is twice as long as
-// the one before; together they take 1.3 s.
+// A reader tries maxReads times to read the newest snapshot. The owner may publish three newer ones and remove that
+// snapshot before the reader opens it. On a busy NFS client that happened three times in a row. Each pause is twice as
+// long as the one before; together the pauses take 1.3 s.
 const (
 	maxReads   = 8
 	firstPause = 5 * time.Millisecond
 )
 
-// read reads a snapshot with the function from. If the snapshot has an older schema, it reads a converted copy.
-func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Study, err error) {
-	defer func() { err = explainFile(err, n.of().path(dir), n.path(dir)) }()
+// read reads a snapshot with the function loadFrom. If the snapshot has an older schema, it reads a converted copy.
+func (n snapshot) read(dir string, loadFrom func(*sql.DB) (Study, error)) (study Study, err error) {
+	defer func() { err = explainFile(err, n.baseSnapshot().path(dir), n.path(dir)) }()
 	if err := n.check(dir); err != nil {
 		return Study{}, err
 	}
-	return inFile(n.of().path(dir), published, func(db *sql.DB) (study Study, err error) {
+	return inFile(n.baseSnapshot().path(dir), publishedOptions, func(db *sql.DB) (study Study, err error) {
 		version, err := schemaVersion(db)
 		if err == nil && !n.isBase() {
 			err = join(db, n.path(dir), version)
@@ -126,9 +126,9 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 		case version == 0:
 			err = sql.ErrNoRows
 		case version < len(migrations):
-			study, err = readCopy(func(path string) error { return n.write(context.Background(), dir, path) }, from)
+			study, err = readCopy(func(path string) error { return n.write(context.Background(), dir, path) }, loadFrom)
 		default:
-			study, err = from(db)
+			study, err = loadFrom(db)
 		}
 		if errors.Is(err, sql.ErrNoRows) { // a published snapshot always has a study
 			err = damagedf("no study is in it")
@@ -140,22 +140,23 @@ func (n snapshot) read(dir string, from func(*sql.DB) (Study, error)) (study Stu
 	})
 }
 
-// readCopy reads a study from a temporary copy. The function write makes this copy, in the newest schema.
-func readCopy(write func(path string) error, from func(*sql.DB) (Study, error)) (study Study, err error) {
+// readCopy reads a study from a temporary copy. The function makeCopy writes this copy, in the newest schema.
+func readCopy(makeCopy func(path string) error, loadFrom func(*sql.DB) (Study, error)) (study Study, err error) {
 	temp, err := os.MkdirTemp("", "tuner-snapshot-")
 	if err != nil {
 		return Study{}, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(temp)) }()
 	path := filepath.Join(temp, fence.Database)
-	if err := write(path); err != nil {
+	if err := makeCopy(path); err != nil {
 		return Study{}, err
 	}
-	return inFile(path, published, from)
+	return inFile(path, publishedOptions, loadFrom)
 }
 
-// missing returns the error for a directory without a snapshot. It says why there is none, and names similar studies.
-func missing(dir string) error {
+// missingError returns the error for a directory without a snapshot. It says why there is none, and names similar
+// studies.
+func missingError(dir string) error {
 	if isStudy(dir) {
 		return fmt.Errorf("study %s has no snapshot yet: its first run was killed while it began, or its snapshots were removed; run it again", dir)
 	}
@@ -170,7 +171,7 @@ func missing(dir string) error {
 	near := slices.MaxFunc(names, func(a, b string) int { return cmp.Compare(nearness(a, name), nearness(b, name)) })
 	hint := "it holds "
 	if nearness(near, name) > 0.8 { // unrelated names may also reach 0.8
-		hint = fmt.Sprintf("did you mean %q? It holds ", near)
+		hint = fmt.Sprintf("did you mean %q? The directory holds ", near)
 	}
 	return unusablef("no study %q in %s; %s%s", name, filepath.Clean(root), hint, strings.Join(names, ", "))
 }

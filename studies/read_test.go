@@ -16,7 +16,9 @@ import (
 
 	"github.com/mattn/go-sqlite3"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/studies/fence"
+	"vllmtuner/trial"
 )
 
 // beginIn begins studies in a root directory.
@@ -36,7 +38,7 @@ func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 	beginIn(t, root, "llama70b-h200", "qwen32b")
 	killed := filepath.Join(root, "killed")
 	try(t, os.MkdirAll(filepath.Join(killed, fence.SlotDir), 0o755), os.WriteFile(filepath.Join(killed, fence.SlotDir, "000000000001"), nil, 0o644),
-		os.MkdirAll(filepath.Join(root, "home", "snap", "firefox"), 0o755), // no study
+		os.MkdirAll(filepath.Join(root, "home", "snap", "firefox"), 0o755), // this directory is no study
 		os.Mkdir(filepath.Join(root, "no-study"), 0o755))
 	empty := t.TempDir()
 	for _, c := range []struct {
@@ -45,7 +47,7 @@ func TestReadSnapshotWithoutSnapshot(t *testing.T) {
 		want string
 	}{
 		{"a misspelled name", filepath.Join(root, "lama70b-h200"),
-			`no study "lama70b-h200" in ROOT; did you mean "llama70b-h200"? It holds killed, llama70b-h200, qwen32b`},
+			`no study "lama70b-h200" in ROOT; did you mean "llama70b-h200"? The directory holds killed, llama70b-h200, qwen32b`},
 		{"a name unlike the others", filepath.Join(root, "zzz"), `no study "zzz" in ROOT; it holds killed, llama70b-h200, qwen32b`},
 		{"a root without studies", filepath.Join(empty, "x"), `no study "x": the directory EMPTY holds no study at all; to use another directory, give --root`},
 		{"a first run that was killed", killed, "study ROOT/killed has no snapshot yet: its first run was killed while it began, or its snapshots were removed; run it again"},
@@ -144,11 +146,38 @@ func TestPublishAtOnce(t *testing.T) {
 	if study.State != Done || study.Note != "all trials are done" {
 		t.Errorf("after SetState readers see %s, %s", study.State, study.Note)
 	}
+	try(t, s.Fail("nothing starts", "repair the machine"))
+	study, err = ReadSnapshot(dir)
+	try(t, err)
+	if study.State != Failed || study.Explanation() != "nothing starts; repair the machine" || study.Remedy != "repair the machine" {
+		t.Errorf("after Fail readers see %s, %s, %s", study.State, study.Note, study.Remedy)
+	}
+	try(t, s.SetState(Failed, "the disk is full"))
+	if study, err = s.Study(); err != nil || study.Explanation() != "the disk is full" {
+		t.Errorf("after another failure Explanation = %q, %v", study.Explanation(), err)
+	}
 	entries, err := os.ReadDir(dir)
 	try(t, err)
 	for _, e := range entries {
 		if !slices.Contains([]string{fence.SlotDir, "owners", snapshotDir, filepath.Base(filepath.Dir(s.path))}, e.Name()) {
 			t.Errorf("the directory has %s", e.Name())
+		}
+	}
+}
+
+// A note of an older tuner ends with the remedy. The note is split if a trial failed in a way that has this remedy.
+func TestNotesOfOlderTuners(t *testing.T) {
+	remedy := serverctl.Remedy(serverctl.Infrastructure, serverctl.HostOOM)
+	for cause, want := range map[serverctl.Cause][2]string{
+		serverctl.HostOOM: {"nothing starts", remedy}, serverctl.Segfault: {"nothing starts; " + remedy, ""},
+	} {
+		s := open(t, t.TempDir())
+		dead := trial.Result{Outcome: trial.Unknown, Class: serverctl.Infrastructure, Cause: cause, Evidence: "gone"}
+		try(t, s.Begin(aTrial(0)), s.Finish(0, dead), s.SetState(Failed, "nothing starts; "+remedy))
+		study, err := s.Summary(func(Study) []int { return nil })
+		try(t, err)
+		if got := [2]string{study.Note, study.Remedy}; got != want || study.Explanation() != "nothing starts; "+remedy {
+			t.Errorf("%s: Note and Remedy = %q, want %q", cause, got, want)
 		}
 	}
 }
@@ -207,8 +236,8 @@ func TestSeveralWritersOfOneStore(t *testing.T) {
 	}
 }
 
-// The owner may remove an old snapshot between a reader's check and SQLite's attempt to open it. The reader then tries the
-// next one, instead of calling the file damaged.
+// The owner may remove an old snapshot between a reader's check and SQLite's attempt to open it. The reader then tries
+// the next one, instead of calling the file damaged.
 func TestASnapshotRemovedWhileItIsOpenedIsNotDamaged(t *testing.T) {
 	base, delta := filepath.Join(t.TempDir(), "base"), filepath.Join(t.TempDir(), "delta")
 	try(t, os.WriteFile(base, nil, 0o600))

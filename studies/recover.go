@@ -19,7 +19,7 @@ import (
 
 // recoverCopy opens the database in a new epoch's directory, and returns its number of commits. SQLite rolls back an
 // incomplete transaction when it opens the database. If the copy is damaged or lacks acknowledged commits, recoverCopy
-// returns an error. With FromSnapshot, it replaces the copy by the newest snapshot instead.
+// returns an error. With Options.FromSnapshot, it replaces the copy by the newest snapshot instead.
 func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, err error) {
 	s.path = filepath.Join(s.dir, epoch, fence.Database)
 	if s.db, err = openLive(s.path); err != nil {
@@ -32,12 +32,13 @@ func (s *Store) recoverCopy(epoch string, acknowledged int64) (commits int64, er
 	} else if hot != nil { // the transaction that was not rolled back may be the only damage
 		err = fmt.Errorf("%w; %w", err, hot)
 	}
-	// Published commits were acknowledged before. So if the snapshot has more commits than the slots, slots are lost.
+	// Published commits were acknowledged before. So if the snapshot has more commits than the slots say, slots are
+	// lost.
 	_, published, readErr := newest(s.dir, loadStudy)
 	if readErr == nil { // otherwise there is no snapshot to compare with
 		acknowledged = max(acknowledged, published.Commits)
 	}
-	if err == nil && readErr == nil && (s.commits > 0 || acknowledged == 0) { // checked first: if this is another study, its number of commits means nothing
+	if err == nil && readErr == nil && (s.commits > 0 || acknowledged == 0) { // this check comes before the comparison of commits, because the number of commits of another study means nothing here
 		err = sameStudy(s.db, published)
 	}
 	if err == nil && s.commits < acknowledged {
@@ -82,8 +83,8 @@ func isDamage(err error) bool {
 // errDamaged is wrapped by errors of a damaged database.
 var errDamaged = errors.New("it is damaged")
 
-// checkRolledBack returns an error if the journal of an opened database still has an incomplete transaction. If SQLite
-// cannot see a journal, it opens the database as if there were none.
+// checkRolledBack returns an error if the journal of an opened database still has an incomplete transaction. This can
+// happen when SQLite cannot see the journal: it then opens the database as if there were none.
 func checkRolledBack(path string) error {
 	hot, err := isHot(path)
 	if err == nil && hot {
@@ -175,24 +176,24 @@ func loadWhole(db *sql.DB) (Study, error) {
 	return load(db)
 }
 
-// restore replaces a damaged copy by a snapshot. why says what is wrong with the copy.
-func (s *Store) restore(why error, name snapshot, study Study, acknowledged int64) (commits int64, err error) {
+// restore replaces a damaged copy by a snapshot. The error damage says what is wrong with the copy.
+func (s *Store) restore(damage error, name snapshot, study Study, acknowledged int64) (commits int64, err error) {
 	epoch := filepath.Base(filepath.Dir(s.path))
 	err = errors.Join(s.db.Close(), s.folder.Remove(epoch+"/"+fence.Journal), s.folder.Remove(epoch+"/"+fence.Database))
 	if err != nil {
-		return 0, errors.Join(why, err)
+		return 0, errors.Join(damage, err)
 	}
 	if err := name.write(context.Background(), s.dir, s.path); err != nil {
-		return 0, errors.Join(why, err)
+		return 0, errors.Join(damage, err)
 	}
 	if s.db, err = openLive(s.path); err != nil {
 		return 0, err
 	}
 	if _, err := checkDatabase(s.db); err != nil {
-		return 0, errors.Join(why, fmt.Errorf("%s cannot be used either: %w", name.file(), err))
+		return 0, errors.Join(damage, fmt.Errorf("%s cannot be used either: %w", name.file(), err))
 	}
 	s.commits = max(acknowledged, study.Commits)
-	s.Restored = fmt.Sprintf("from %s, which has %s: %v", name.file(), render.Of(int(study.Commits), int(s.commits), "commit"), why)
+	s.Restored = fmt.Sprintf("from %s, which has %s: %v", name.file(), render.Of(int(study.Commits), int(s.commits), "commit"), damage)
 	return s.commits, transact(s.db, func(tx *transaction) error {
 		return tx.inStudy(func(tx *transaction) error {
 			tx.set("commits", s.commits)

@@ -25,14 +25,14 @@ func database(t *testing.T, dir string) string {
 	return filepath.Join(dir, fence.EpochDir(at.Slot.Epoch), fence.Database)
 }
 
-// interrupted makes a study with a finished trial and a trial that was only begun. Its newest snapshot lacks the second
-// trial.
-func interrupted(t *testing.T) (dir string) {
+// interruptedStudy makes a study with a finished trial and a trial that was only begun. Its newest snapshot lacks the
+// second trial.
+func interruptedStudy(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
 	s, _, err := Open(context.Background(), dir, llama, Options{})
 	try(t, err, s.Begin(aTrial(0)), s.Record(0, aProbe(0, 2)), s.Finish(0, aResult(2)))
-	s.mu.Lock() // stops the publisher, which needs the lock
+	s.mu.Lock() // stops the publisher, which needs this mutex
 	defer s.mu.Unlock()
 	try(t, s.commit("begin trial 1", func(tx *transaction) error {
 		insertTrial(tx, Trial{Number: 1, Origin: Sampled, Began: time.Now()}, "{}", "[]", s.commits+1)
@@ -71,7 +71,7 @@ func TestDamagedDatabase(t *testing.T) {
 		"foreign":             func(path string) error { return os.WriteFile(path, bytes.Repeat([]byte("no database "), 1000), 0o644) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := interrupted(t)
+			dir := interruptedStudy(t)
 			try(t, damage(database(t, dir)))
 			before, epochs := namesIn(t, filepath.Join(dir, snapshotDir)), namesIn(t, dir)
 			for range 2 {
@@ -119,7 +119,7 @@ func TestOlderDatabase(t *testing.T) {
 // Open refuses the database of another study with the same name, whether it has more commits or fewer.
 func TestDatabaseOfAnotherStudy(t *testing.T) {
 	for _, trials := range []int{5, 0} {
-		dir, other := interrupted(t), t.TempDir()
+		dir, other := interruptedStudy(t), t.TempDir()
 		s := open(t, other)
 		for n := range trials {
 			try(t, s.Begin(aTrial(n)), s.Finish(n, aResult(2)))
@@ -143,7 +143,7 @@ func TestDatabaseOfAnotherStudy(t *testing.T) {
 func TestResumeSchema1(t *testing.T) {
 	dir := t.TempDir()
 	first := filepath.Join(dir, fence.Database)
-	db, err := openFile(first, settings)
+	db, err := openFile(first, liveOptions)
 	try(t, err)
 	_, err = db.Exec(migrations[0] + `PRAGMA user_version=1;
 		INSERT INTO studies VALUES ('id', 'llama70b', '18446744073709551615', 'name: llama70b', '{"model":"llama-70b-fp8","vllm":"0.14.1"}', 'stopped', '',
@@ -169,7 +169,7 @@ func TestResumeSchema1(t *testing.T) {
 
 // A copy of a study's directory can be resumed, even if the study's owner was killed.
 func TestResumeACopy(t *testing.T) {
-	dir := interrupted(t)
+	dir := interruptedStudy(t)
 	copied := filepath.Join(t.TempDir(), "elsewhere")
 	try(t, os.CopyFS(copied, os.DirFS(dir)))
 	s, resumed, err := Open(context.Background(), copied, llama, Options{})
@@ -204,7 +204,7 @@ func TestReadAnOlderSnapshot(t *testing.T) {
 	}
 }
 
-// obsolete keeps the base and the delta from which a new base is being written.
+// obsoleteSnapshots keeps the base and the delta from which a new base is being written.
 func TestObsolete(t *testing.T) {
 	base := snapshot{1, 10, -1}
 	all := []snapshot{base}
@@ -212,11 +212,11 @@ func TestObsolete(t *testing.T) {
 		all = append(all, snapshot{1, 11 + commits, 10})
 	}
 	source, done := all[2], snapshot{1, 30, -1}
-	gone := obsolete(slices.Clone(all), source)
+	gone := obsoleteSnapshots(slices.Clone(all), source)
 	if slices.Contains(gone, source) || slices.Contains(gone, base) || len(gone) != 4 {
-		t.Errorf("obsolete(%v) = %v, want 4 without the base and the source", all, gone)
+		t.Errorf("obsoleteSnapshots(%v) = %v, want 4 without the base and the source", all, gone)
 	}
-	if gone := obsolete(append(slices.Clone(all), done), snapshot{}); slices.Contains(gone, done) || slices.Contains(gone, base) {
+	if gone := obsoleteSnapshots(append(slices.Clone(all), done), snapshot{}); slices.Contains(gone, done) || slices.Contains(gone, base) {
 		t.Errorf("obsolete with a new base = %v, want neither base", gone)
 	}
 }
@@ -277,7 +277,7 @@ func TestImpossibleSchema(t *testing.T) {
 	all, err := snapshots(dir)
 	try(t, err)
 	for _, n := range all {
-		file, err := os.OpenFile(filepath.Join(dir, n.of().file()), os.O_WRONLY, 0)
+		file, err := os.OpenFile(filepath.Join(dir, n.baseSnapshot().file()), os.O_WRONLY, 0)
 		try(t, err)
 		_, err = file.WriteAt([]byte{0xff}, 60) // the first byte of user_version (SQLite's file format, 1.3)
 		try(t, err, file.Close())
@@ -285,7 +285,7 @@ func TestImpossibleSchema(t *testing.T) {
 	_, err = ReadSnapshot(dir)
 	wantUnusable(t, err, "it is damaged: its header has a wrong schema version, -")
 	elsewhere := filepath.Join(t.TempDir(), "one.db")
-	try(t, copyFile(t.Context(), filepath.Join(dir, all[0].of().file()), elsewhere))
+	try(t, copyFile(t.Context(), filepath.Join(dir, all[0].baseSnapshot().file()), elsewhere))
 	_, err = ReadFile(elsewhere)
 	wantUnusable(t, err, "it is damaged: its header has a wrong schema version, -")
 	try(t, open(t, dir).Close())
@@ -300,12 +300,12 @@ func TestImpossibleSchema(t *testing.T) {
 func TestDatabaseOfAnotherProgram(t *testing.T) {
 	foreign := func(path string) {
 		t.Helper()
-		db, err := openFile(path, settings)
+		db, err := openFile(path, liveOptions)
 		try(t, err)
 		_, err = db.Exec(`CREATE TABLE accounts (x)`)
 		try(t, err, db.Close())
 	}
-	fresh, used := t.TempDir(), interrupted(t)
+	fresh, used := t.TempDir(), interruptedStudy(t)
 	foreign(filepath.Join(fresh, fence.Database))
 	try(t, os.Remove(database(t, used)))
 	foreign(database(t, used))
@@ -333,7 +333,7 @@ func TestSnapshotWithoutAStudy(t *testing.T) {
 			for _, n := range all[1:] {
 				try(t, os.Remove(n.path(dir)))
 			}
-			inDatabase(t, all[0].path(dir), scratch, func(db *sql.DB) { try(t, errorOf(db.Exec(change))) })
+			inDatabase(t, all[0].path(dir), scratchOptions, func(db *sql.DB) { try(t, errorOf(db.Exec(change))) })
 			wantUnusable(t, errorOf(ReadSummary(dir, func(Study) []int { return nil })), "it is damaged: no study is in it")
 		})
 	}

@@ -169,6 +169,12 @@ CREATE TABLE sources (
 	world INTEGER,          -- which world of the study at path; NULL: it has one world, or is no study
 	sum   INTEGER NOT NULL
 ) STRICT;
+`, `
+CREATE TABLE spent (
+	what    TEXT PRIMARY KEY, -- a trial.Part
+	seconds REAL NOT NULL,
+	sum     INTEGER NOT NULL
+) STRICT;
 `}
 
 // countsCommits is the first version that counts its commits.
@@ -177,12 +183,15 @@ const countsCommits = 2
 // hasSums is the first version whose rows carry checksums.
 const hasSums = 4
 
-// hasChanges is the first version that stores changes of the world, and the paths of priors, as values. Before, a
-// change was a line in an event's text, and a path was the beginning of a source's name.
+// hasChanges is the first version that stores changes of the world, and the paths of priors, as values. In older
+// versions, a change was a line in an event's text, and a path was the beginning of a source's name.
 const hasChanges = 5
 
-// application returns SQLite's application_id for a schema version. Each version has another ID, so that a damaged
-// version number is noticed.
+// hasSpent is the first version that books all time of a study.
+const hasSpent = 6
+
+// application returns SQLite's application_id for a schema version. Each version has an ID of its own, so that a
+// damaged version number is noticed.
 func application(version int) int {
 	if version < hasSums {
 		return 0
@@ -190,21 +199,22 @@ func application(version int) int {
 	return 0x74756e00 + version // "tun"
 }
 
-// settings are the options to open the live database. WAL is not used, because it needs memory shared between hosts,
-// which NFS does not give. EXCLUSIVE keeps the locks and the journal open from commit to commit: on NFSv4.2 a commit
-// then needed 4 round trips, and with NORMAL 20 to 30. PERSIST overwrites the journal's header with zeros. If SQLite
-// removed the file instead, another host's stale directory cache could hide a journal that must be rolled back.
-const settings = "mode=rwc&_journal_mode=PERSIST&_synchronous=FULL&_locking_mode=EXCLUSIVE&_txlock=immediate" +
+// liveOptions are the options to open the live database. WAL is not used, because it needs memory shared between hosts,
+// which NFS does not give. EXCLUSIVE keeps the locks and the journal open from commit to commit: a commit on NFSv4.2
+// needed 4 round trips with EXCLUSIVE, and 20 to 30 with NORMAL. PERSIST overwrites the journal's header with zeros at
+// the end of a transaction. If SQLite removed the journal instead, another host's stale directory cache could hide a
+// journal that must be rolled back.
+const liveOptions = "mode=rwc&_journal_mode=PERSIST&_synchronous=FULL&_locking_mode=EXCLUSIVE&_txlock=immediate" +
 	"&_busy_timeout=5000&_foreign_keys=1"
 
-// published are the options to open a file that is never written again. SQLite then uses no lock and no journal, and
-// creates no other file. database/sql uses a connection in one goroutine at a time, so SQLite need not lock its mutex
-// for each value.
-const published = "mode=ro&immutable=1&_mutex=no"
+// publishedOptions are the options to open a file that is never written again. With them SQLite uses no lock and no
+// journal, and creates no other file. database/sql uses a connection in one goroutine at a time, so SQLite need not
+// lock its mutex for each value.
+const publishedOptions = "mode=ro&immutable=1&_mutex=no"
 
-// scratch are the options to write a file that is useless until it is complete, so that it needs no journal and no
-// sync.
-const scratch = "mode=rw&_journal_mode=OFF&_synchronous=OFF&_locking_mode=EXCLUSIVE&_txlock=immediate"
+// scratchOptions are the options to write a file that is useless until it is complete. So the file needs no journal and
+// no sync.
+const scratchOptions = "mode=rw&_journal_mode=OFF&_synchronous=OFF&_locking_mode=EXCLUSIVE&_txlock=immediate"
 
 // connector opens one SQLite file. It implements driver.Connector, so that no driver is registered for the whole
 // process.
@@ -212,8 +222,8 @@ type connector struct{ dsn string }
 
 func (c connector) Driver() driver.Driver {
 	return &sqlite3.SQLiteDriver{ConnectHook: func(conn *sqlite3.SQLiteConn) error {
-		// Without mmap: if the NFS server is lost, reading a mapped page ends the process with SIGBUS. Without
-		// temporary files: they would be on a disk that was not checked.
+		// mmap is off: if the NFS server is lost, reading a mapped page ends the process with SIGBUS. Temporary data is
+		// in memory: files for it would be on a disk that was not checked.
 		_, err := conn.Exec("PRAGMA mmap_size=0; PRAGMA temp_store=MEMORY", nil)
 		return err
 	}}
@@ -222,8 +232,8 @@ func (c connector) Driver() driver.Driver {
 func (c connector) Connect(context.Context) (driver.Conn, error) { return c.Driver().Open(c.dsn) }
 
 // openFile opens the SQLite file at path with one connection, because SQLite's locks belong to a connection.
-func openFile(path, query string) (*sql.DB, error) {
-	name, err := uri(path, query)
+func openFile(path, options string) (*sql.DB, error) {
+	name, err := uri(path, options)
 	if err != nil {
 		return nil, err
 	}
@@ -232,21 +242,21 @@ func openFile(path, query string) (*sql.DB, error) {
 	return db, nil
 }
 
-// uri returns the name by which SQLite opens a file. query has the options.
-func uri(path, query string) (string, error) {
+// uri returns the name by which SQLite opens a file with the given options.
+func uri(path, options string) (string, error) {
 	path, err := filepath.Abs(path)
-	name := url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: query}
+	name := url.URL{Scheme: "file", OmitHost: true, Path: path, RawQuery: options}
 	return name.String(), err
 }
 
-// inFile opens an SQLite file, calls do with it, and closes it.
-func inFile[T any](path, query string, do func(*sql.DB) (T, error)) (result T, err error) {
-	db, err := openFile(path, query)
+// inFile opens an SQLite file, calls the callback with it, and closes it.
+func inFile[T any](path, options string, callback func(*sql.DB) (T, error)) (result T, err error) {
+	db, err := openFile(path, options)
 	if err != nil {
 		return result, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
-	return do(db)
+	return callback(db)
 }
 
 // openLive opens the live database. It creates the file itself, with the study's permissions: a file that SQLite
@@ -259,7 +269,7 @@ func openLive(path string) (*sql.DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	return openFile(path, settings)
+	return openFile(path, liveOptions)
 }
 
 // A newerError says that a database has a schema that this tuner does not know.
@@ -323,8 +333,8 @@ type transaction struct {
 	tx  *sql.Tx
 	err error
 
-	head row     // the study's own row, while inStudy runs
-	sums rowSums // rows and sums of all tables, while inStudy or sealAll runs
+	head row     // the study's own row; set only while inStudy runs
+	sums rowSums // rows and sums of all tables; set only while inStudy or sealAll runs
 }
 
 // exec runs a statement that returns no rows. If it fails, transact returns the error.
@@ -334,15 +344,15 @@ func (t *transaction) exec(query string, args ...any) {
 	}
 }
 
-// transact runs do in one transaction. The transaction is on the disk when it returns nil.
-func transact(db *sql.DB, do func(*transaction) error) error {
+// transact runs the callback in one transaction. The transaction is on the disk when transact returns nil.
+func transact(db *sql.DB, callback func(*transaction) error) error {
 	tx, err := db.Begin()
 	if err != nil {
 		return fmt.Errorf("begin the transaction: %w", err)
 	}
 	t := &transaction{tx: tx}
-	err = do(t)
-	if t.err != nil { // the first error
+	err = callback(t)
+	if t.err != nil { // the error of the first statement that failed
 		err = t.err
 	}
 	if err != nil {

@@ -21,7 +21,7 @@ func oldDatabase(t *testing.T, version int, path string) *sql.DB {
 	t.Helper()
 	text, err := os.ReadFile(fmt.Sprintf("testdata/schema-%d.sql", version))
 	try(t, err)
-	db, err := openFile(path, settings)
+	db, err := openFile(path, liveOptions)
 	try(t, err)
 	_, err = db.Exec(string(text))
 	try(t, err)
@@ -127,7 +127,7 @@ func TestOlderSchemas(t *testing.T) {
 			if is, err := os.ReadFile(first); err != nil || !reflect.DeepEqual(is, was) {
 				t.Errorf("the database of schema %d has changed, %v", version, err)
 			}
-			kept, err := openFile(filepath.Join(dir, backupDir, fmt.Sprintf("schema-%d.db", version)), published)
+			kept, err := openFile(filepath.Join(dir, backupDir, fmt.Sprintf("schema-%d.db", version)), publishedOptions)
 			try(t, err)
 			if of, err := schemaVersion(kept); err != nil || of != version || !reflect.DeepEqual(asWritten(t, kept), want) {
 				t.Errorf("the backup has schema %d, %v, want %d with the same trials", of, err, version)
@@ -137,7 +137,7 @@ func TestOlderSchemas(t *testing.T) {
 	}
 }
 
-// checkColumns checks the columns that a migration has filled: they must agree with the trials' results.
+// checkColumns checks that the columns that a migration has filled agree with the trials' results.
 func checkColumns(t *testing.T, s *Store, want []Trial) {
 	t.Helper()
 	summary, err := s.Summary(func(Study) []int { return nil })

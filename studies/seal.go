@@ -8,25 +8,25 @@ import (
 	"strings"
 )
 
-// inOldStudy does what inStudy does, for a migration. It does nothing if the database has no study. This happens when
-// the first run was killed before it began one.
-func (t *transaction) inOldStudy(do func(*transaction) error) error {
+// inOldStudy does what inStudy does, for a migration. It does nothing if the database has no study. Such a database is
+// left when the first run was killed before it began the study.
+func (t *transaction) inOldStudy(callback func(*transaction) error) error {
 	if _, _, err := readHead(t.tx); errors.Is(err, sql.ErrNoRows) {
 		return nil
 	}
-	return t.inStudy(do)
+	return t.inStudy(callback)
 }
 
-// inStudy runs do. Then it stores the numbers of rows and the sums of all tables in the study's row.
-func (t *transaction) inStudy(do func(*transaction) error) (err error) {
+// inStudy runs the callback. Then it stores the numbers of rows and the sums of all tables in the study's row.
+func (t *transaction) inStudy(callback func(*transaction) error) (err error) {
 	t.head, t.sums, err = readHead(t.tx)
-	if errors.Is(err, sql.ErrNoRows) { // there is no study yet, and do begins it
+	if errors.Is(err, sql.ErrNoRows) { // there is no study yet, and the callback begins it
 		t.sums, err = rowSums{}, nil
 	}
 	if err != nil {
 		return err
 	}
-	if err := do(t); err != nil || t.err != nil {
+	if err := callback(t); err != nil || t.err != nil {
 		return err // transact returns t.err
 	}
 	sums, err := json.Marshal(t.sums)
@@ -43,23 +43,24 @@ func (t *transaction) set(column string, value any) {
 	}
 }
 
-// insert adds a row to a table. values are for the table's columns, and more for its long columns.
-func (t *transaction) insert(into *table, values []any, more ...any) {
+// insert adds a row to a table. The values are for the table's ordinary columns, and the longValues are for its long
+// columns.
+func (t *transaction) insert(into *table, values []any, longValues ...any) {
 	is, err := valuesOf(values)
 	if t.err = errors.Join(t.err, err); t.err != nil {
 		return
 	}
 	next := row{into, is}
 	next.values = append(next.values, next.checksum())
-	t.exec("INSERT INTO "+into.name+" ("+into.list(long)+") VALUES (?"+strings.Repeat(",?", len(next.values)+len(more)-1)+")",
-		slices.Concat(next.values, more)...)
+	t.exec("INSERT INTO "+into.name+" ("+into.list(long)+") VALUES (?"+strings.Repeat(",?", len(next.values)+len(longValues)-1)+")",
+		slices.Concat(next.values, longValues)...)
 	t.keepSum(into, t.sums[into.name].plus(next.sum()))
 	if into == studiesTable {
 		t.head = next
 	}
 }
 
-// keepSum remembers the sum of a table. The study's own row is in no sum.
+// keepSum stores the new sum of a table in t.sums. The study's own row is in no sum.
 func (t *transaction) keepSum(in *table, now rowSum) {
 	if in != studiesTable {
 		t.sums[in.name] = now
@@ -85,7 +86,8 @@ func (t *transaction) rows(of *table, where string, args ...any) (all []row) {
 	return all
 }
 
-// change updates columns of a row, and returns the new row. pairs are the names of columns and their values, in turn.
+// change updates columns of a row, and returns the new row. The pairs are the names of the columns, each followed by
+// its new value.
 func (t *transaction) change(was row, pairs ...any) row {
 	var columns []string
 	var values []any
@@ -127,7 +129,7 @@ func (t *transaction) partsOf(trial any) (parts rowSum) {
 	return parts
 }
 
-// sealAll gives each row of a database a checksum. If the database was damaged before, nobody will notice that.
+// sealAll gives each row of a database a checksum. Damage from before that moment is never noticed.
 func (t *transaction) sealAll() error {
 	t.sums = rowSums{}
 	parts := map[int64]rowSum{}
@@ -147,14 +149,14 @@ func (t *transaction) sealAll() error {
 	return t.sealTable(studiesTable, nil)
 }
 
-// sealTable gives each row of one table a checksum. It adds the rows of results and probes to parts, by the number of
-// their trial.
+// sealTable gives each row of one table a checksum. It adds the rows of results and probes to the map parts, by the
+// number of their trial.
 func (t *transaction) sealTable(of *table, parts map[int64]rowSum) error {
 	type seal struct {
 		id, sum int64
 		long    any
 	}
-	var seals []seal // 40 bytes a row
+	var seals []seal // each seal takes 40 bytes
 	err := scanRows(t.tx, "SELECT "+of.list(long)+", rowid FROM "+of.name, nil, func(values []any) error {
 		r, s := row{of, values}, seal{id: values[len(values)-1].(int64)}
 		if of == probesTable {
@@ -179,8 +181,8 @@ func (t *transaction) sealTable(of *table, parts map[int64]rowSum) error {
 	return errors.Join(err, t.err)
 }
 
-// sealTrials stores each finished trial's part in the trial's row: the rows and sum of its result and probes. Then it
-// gives the rows of trials a checksum.
+// sealTrials stores two figures in the row of each finished trial: how many rows its result and probes have, and the
+// sum of their checksums. Then it gives each row of the table trials a checksum.
 func (t *transaction) sealTrials(parts map[int64]rowSum) error {
 	for number, has := range parts {
 		t.exec("UPDATE trials SET holds_rows=?, holds_sum=? WHERE number=? AND state=?", has.Rows, has.Sum, number, Done)

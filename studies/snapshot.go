@@ -48,15 +48,15 @@ func (n snapshot) file() string {
 
 func (n snapshot) path(dir string) string { return filepath.Join(dir, n.file()) }
 
-// of returns the base of a delta. For a base, it returns the base itself.
-func (n snapshot) of() snapshot {
+// baseSnapshot returns the base of a delta. For a base, it returns the base itself.
+func (n snapshot) baseSnapshot() snapshot {
 	if n.isBase() {
 		return n
 	}
 	return snapshot{n.epoch, n.base, -1}
 }
 
-// asBase returns the base that has the same content as n.
+// asBase returns the base that has the same content as the snapshot n.
 func (n snapshot) asBase() snapshot { return snapshot{n.epoch, n.commits, -1} }
 
 // compare orders snapshots with the newest last. A base and a delta with the same commits have the same content.
@@ -145,7 +145,7 @@ func fileNames(entries []os.DirEntry) (names []string) {
 // check returns an error if a file of a snapshot is missing or is no regular file. SQLite's error would say less, and
 // opening a pipe would block.
 func (n snapshot) check(dir string) error {
-	for _, part := range []snapshot{n, n.of()} {
+	for _, part := range []snapshot{n, n.baseSnapshot()} {
 		info, err := os.Stat(part.path(dir))
 		if err != nil {
 			return err
@@ -172,10 +172,10 @@ func (n snapshot) write(ctx context.Context, dir, path string) (err error) {
 			return err
 		}
 	}
-	if err := copyFile(ctx, n.of().path(dir), path); err != nil {
+	if err := copyFile(ctx, n.baseSnapshot().path(dir), path); err != nil {
 		return err
 	}
-	_, err = inFile(path, scratch, func(db *sql.DB) (any, error) {
+	_, err = inFile(path, scratchOptions, func(db *sql.DB) (any, error) {
 		if !n.isBase() {
 			if err := merge(db, delta); err != nil {
 				return nil, err

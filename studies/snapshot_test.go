@@ -35,20 +35,21 @@ func aLongProbe(seq int, random *rand.Rand) trial.Probe {
 }
 
 // Each snapshot has the same content as the committed study. This holds for a base, for a delta soon after its base,
-// and for one long after it.
+// and for a delta long after its base.
 func TestSnapshotsEqualTheStudy(t *testing.T) {
 	t.Parallel()
 	compareSnapshots(t, 4)
 }
 
-// TestEachSnapshotEqualsTheStudy compares after every trial, TestSnapshotsEqualTheStudy after every fourth.
+// TestEachSnapshotEqualsTheStudy compares after every trial. TestSnapshotsEqualTheStudy compares after every fourth
+// trial.
 func TestEachSnapshotEqualsTheStudy(t *testing.T) {
 	realtime.Only(t, "half a minute")
 	compareSnapshots(t, 1)
 }
 
 // compareSnapshots writes a study with two owners, one after the other. After every nth trial it compares the newest
-// snapshot with the study.
+// snapshot with the study; n is the value of every.
 func compareSnapshots(t *testing.T, every int) {
 	t.Helper()
 	dir := t.TempDir()
@@ -69,7 +70,7 @@ func compareSnapshots(t *testing.T, every int) {
 			try(t, s.Finish(n, aResult(float64(n))))
 			newest, _, err := newest(dir, loadStudy)
 			try(t, err)
-			bases[newest.of()] = true
+			bases[newest.baseSnapshot()] = true
 			if !newest.isBase() {
 				deltas++
 			}
@@ -85,7 +86,7 @@ func compareSnapshots(t *testing.T, every int) {
 			}
 			whole := filepath.Join(t.TempDir(), "one.db")
 			try(t, newest.write(t.Context(), dir, whole))
-			again, err := inFile(whole, published, load)
+			again, err := inFile(whole, publishedOptions, load)
 			try(t, err)
 			if !reflect.DeepEqual(again, want) {
 				t.Fatalf("trial %d: the snapshot as one file differs from the study", n)
@@ -101,7 +102,7 @@ func compareSnapshots(t *testing.T, every int) {
 	}
 }
 
-// Summary has a short result of each trial. Of the trials that the caller names, it has whole results and probes.
+// Summary has a short result of each trial. It has whole results and probes of those trials that the caller names.
 func TestSummary(t *testing.T) {
 	s := open(t, t.TempDir())
 	failed := trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart, Cause: "a cause", Evidence: "CUDA out of memory", GPUTime: time.Minute}
@@ -163,7 +164,7 @@ func TestPipeInAStudysDirectory(t *testing.T) {
 		"database": {func(dir string, _ snapshot) string { return database(t, dir) }, false, []string{fence.Database + " is not a file", "from a backup"}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			dir := interrupted(t)
+			dir := interruptedStudy(t)
 			all, err := snapshots(dir)
 			try(t, err)
 			path := tt.at(dir, all[0])
@@ -199,7 +200,7 @@ func TestPipeInAStudysDirectory(t *testing.T) {
 
 // readCurrent reads at most currentSize bytes of a huge file.
 func TestHugeCurrent(t *testing.T) {
-	dir := interrupted(t)
+	dir := interruptedStudy(t)
 	all, err := snapshots(dir)
 	try(t, err, os.Truncate(filepath.Join(dir, currentFile), 1<<30))
 	content, err := readCurrent(dir)
@@ -217,10 +218,10 @@ func TestRemovedSnapshot(t *testing.T) {
 		want string // what follows the snapshot's name in Behind
 	}{
 		{"the delta", func(n snapshot) snapshot { return n }, ": no such file or directory"},
-		{"its base", snapshot.of, ": its base %s: no such file or directory"},
+		{"its base", snapshot.baseSnapshot, ": its base %s: no such file or directory"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			dir := interrupted(t)
+			dir := interruptedStudy(t)
 			all, err := snapshots(dir)
 			try(t, err)
 			if all[0].isBase() {

@@ -2,13 +2,15 @@ package studies
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"vllmtuner/serverctl"
+	"vllmtuner/tuner/space"
 )
 
-// Starts has the typical start-up times of a study's servers. If an earlier server had the same compile key, a start is
-// warm: it finds its graphs in the compile cache, and takes less time.
+// Starts has the typical start-up times of a study's servers. A start is warm if an earlier server had the same compile
+// key and environment variables: the server then finds its graphs in the compile cache, and takes less time.
 type Starts struct {
 	Cold  time.Duration    // median of the first start with each compile key; 0 if there is none
 	Warm  time.Duration    // median of the later starts with the same keys; 0 if there is none
@@ -25,7 +27,7 @@ func StartsOf(trials []Trial) (s Starts) {
 		if t.State != Done || f.StartUp <= 0 {
 			continue
 		}
-		key := serverctl.CompileKey(f.Version, t.Args)
+		key := serverctl.CompileKey(f.Version, t.Args) + strings.Join(space.EnvWords(t.Point.Env()), " ")
 		if seen[key] {
 			warm = append(warm, f.StartUp)
 		} else {
@@ -39,15 +41,15 @@ func StartsOf(trials []Trial) (s Starts) {
 			took[p.Name] = append(took[p.Name], p.Took)
 		}
 	}
-	s.Cold, s.Warm = median(cold), median(warm)
+	s.Cold, s.Warm = lowerMedian(cold), lowerMedian(warm)
 	for i := range s.Parts {
-		s.Parts[i].Took = median(took[s.Parts[i].Name])
+		s.Parts[i].Took = lowerMedian(took[s.Parts[i].Name])
 	}
 	return s
 }
 
-// median returns the median. Of two middle values it returns the lower one. Without values it returns 0.
-func median(of []time.Duration) time.Duration {
+// lowerMedian returns the median. Of two middle values it returns the lower one. Without values it returns 0.
+func lowerMedian(of []time.Duration) time.Duration {
 	if len(of) == 0 {
 		return 0
 	}

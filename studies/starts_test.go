@@ -14,7 +14,7 @@ func started(took time.Duration, args ...string) Trial {
 	}}}
 }
 
-// The first start with a compile key is a cold one, and later starts with the same key are warm.
+// The first start with a compile key is cold, and later starts with the same key are warm.
 func TestStarts(t *testing.T) {
 	starts := StartsOf([]Trial{
 		started(300*time.Second, "--max-num-batched-tokens", "8192", "--gpu-memory-utilization", "0.9"),

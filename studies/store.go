@@ -19,6 +19,7 @@ import (
 
 	"vllmtuner/render"
 	"vllmtuner/studies/fence"
+	"vllmtuner/trial"
 )
 
 // New describes a study to begin, or to resume with the same values.
@@ -31,7 +32,8 @@ type New struct {
 	Noted map[string]string // what may change, and is recorded: host, driver, …
 	Final []string          // keys of World that AcceptDrift does not allow to change, because all trials were judged by them
 
-	// Open gives State and Note to a study that it begins; "" means Running. A resumed study keeps its own.
+	// Open gives the values of State and Note to a study that it begins; "" means Running. A resumed study keeps its
+	// own State and Note.
 	State State
 	Note  string
 }
@@ -41,8 +43,9 @@ type Options struct {
 	AcceptDrift  bool // continue in a changed world, and store the new world
 	FromSnapshot bool // if the database is damaged or lost, continue from the newest snapshot and lose later commits
 
-	// TakeoverAfter is how long an owner must be silent to count as dead, if the disk's locks do not show it; 0 means
-	// fence.DefaultTTL. An owner gives up when its disk does not answer for half of that time.
+	// TakeoverAfter is how long an owner must be silent to count as dead. It matters if the disk's locks do not show
+	// whether the owner lives; 0 means fence.DefaultTTL. An owner gives up when its disk does not answer for half of
+	// that time.
 	TakeoverAfter time.Duration
 }
 
@@ -59,14 +62,17 @@ type Store struct {
 	folder  *fence.Folder
 	lease   *fence.Lease
 
-	mu      sync.Mutex // guards all below
+	silent time.Duration // how long the last owner lived after its last commit, if it was killed
+
+	mu      sync.Mutex // guards the fields from db to rebase
 	db      *sql.DB
 	path    string // path of the live database
 	file    os.FileInfo
 	commits int64
 	broken  error
-	untold  error // the publisher's error, until a caller has received it
-	rebase  bool  // the next snapshot must be a base
+	spent   trial.Spent // time that the next commit stores
+	untold  error       // the publisher's error, until a caller has received it
+	rebase  bool        // the next snapshot must be a base
 
 	dirty chan struct{}   // has a value while a commit is not published yet
 	asked chan chan error // requests for a snapshot; the publisher answers with its error
@@ -82,11 +88,11 @@ type Store struct {
 // On a disk of this host, a lock tells whether an owner lives. On a shared disk, Open may have to wait for
 // Options.TakeoverAfter to find that out.
 //
-// Open does not change the State of a resumed study: the first Begin or Record sets it to Running. A trial that is
-// Running after Open was left unfinished by an earlier owner. It keeps its probes.
+// Open does not change the State of a resumed study: the first Begin or Record sets it to Running. If a trial is
+// Running after Open, an earlier owner left it unfinished. It keeps its probes.
 func Open(ctx context.Context, dir string, study New, options Options) (store *Store, resumed bool, err error) {
 	defer func() { err = markUnusable(err) }()
-	if dir, err = absolute(dir, study, options); err != nil {
+	if dir, err = absoluteDir(dir, study, options); err != nil {
 		return nil, false, err
 	}
 	s := &Store{
@@ -116,7 +122,7 @@ func Open(ctx context.Context, dir string, study New, options Options) (store *S
 // CheckOpen returns the study's disk. It returns the errors of Open that can be found without owning the study.
 func CheckOpen(dir string, study New) (disk Disk, err error) {
 	defer func() { err = markUnusable(err) }()
-	if dir, err = absolute(dir, study, Options{}); err != nil {
+	if dir, err = absoluteDir(dir, study, Options{}); err != nil {
 		return Disk{}, err
 	}
 	disk, err = ExamineDisk(dir)
@@ -126,9 +132,9 @@ func CheckOpen(dir string, study New) (disk Disk, err error) {
 	return disk, err
 }
 
-// absolute returns the absolute path of a study's directory. It returns an error if Open must fail because of the
+// absoluteDir returns the absolute path of a study's directory. It returns an error if Open must fail because of the
 // study's name or its newest snapshot.
-func absolute(dir string, study New, options Options) (string, error) {
+func absoluteDir(dir string, study New, options Options) (string, error) {
 	if err := ValidName(study.Name); err != nil {
 		return "", err
 	}
@@ -202,6 +208,7 @@ func (s *Store) open(study New) (resumed bool, err error) {
 	case errors.Is(err, sql.ErrNoRows):
 		err = s.commit("begin", func(tx *transaction) error { insertStudy(tx, study); return nil })
 	case err == nil:
+		s.silent = afterLastCommit(was, s.lease.PreviousSlot())
 		err = s.resume(was, study)
 	}
 	return resumed && err == nil, err
@@ -220,7 +227,7 @@ func (s *Store) upgrade() error {
 		return err
 	}
 	name := fmt.Sprintf("%s/schema-%d.db", backupDir, version)
-	if _, err := os.Stat(filepath.Join(s.dir, name)); errors.Is(err, fs.ErrNotExist) { // a run that was killed may have made it
+	if _, err := os.Stat(filepath.Join(s.dir, name)); errors.Is(err, fs.ErrNotExist) { // a run that was killed may have made the copy
 		if err := s.put(name, s.writeWhole); err != nil {
 			return fmt.Errorf("keep the database of schema %d: %w", version, err)
 		}
@@ -257,7 +264,7 @@ func (s *Store) resume(was Study, is New) error {
 	return s.commit("resume", func(tx *transaction) error {
 		switch diff := drift(was, is); {
 		case len(diff) == 0:
-		case !measured: // removes a begun trial, which has args of the old world; no delta shows this, but the first snapshot of an epoch is a base
+		case !measured: // a trial that was only begun has args of the old world, so it is removed; a delta cannot show the removal, but the first snapshot of an epoch is a base
 			tx.remove(trialsTable, "")
 			tx.remove(worldTable, "")
 		default:
@@ -295,14 +302,14 @@ func (s *Store) Dir() string { return s.dir }
 func (s *Store) Study() (Study, error) { return s.read(load) }
 
 // Summary returns what ReadSummary returns, but from the live database.
-func (s *Store) Summary(whole func(Study) []int) (Study, error) {
-	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, whole, short) })
+func (s *Store) Summary(selectTrials func(Study) []int) (Study, error) {
+	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, selectTrials, short) })
 }
 
-// History returns the study as the search needs it: summaries of finished trials, and in full the unfinished trials and
-// those whose numbers whole returns for the summary.
-func (s *Store) History(whole func(Study) []int) (Study, error) {
-	all := func(study Study) []int { return append(Unfinished(study), whole(study)...) }
+// History returns the study as the search needs it. Most finished trials are summaries. A trial is whole if it is
+// unfinished, or if selectTrials returns its number.
+func (s *Store) History(selectTrials func(Study) []int) (Study, error) {
+	all := func(study Study) []int { return append(Unfinished(study), selectTrials(study)...) }
 	return s.read(func(db *sql.DB) (Study, error) { return summarize(db, all, long) })
 }
 
@@ -316,13 +323,13 @@ func Unfinished(study Study) (numbers []int) {
 	return numbers
 }
 
-func (s *Store) read(from func(*sql.DB) (Study, error)) (Study, error) {
+func (s *Store) read(loadFrom func(*sql.DB) (Study, error)) (Study, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken != nil {
 		return Study{}, s.brokenError("read the study")
 	}
-	study, err := from(s.db)
+	study, err := loadFrom(s.db)
 	if err != nil {
 		return Study{}, markUnusable(fmt.Errorf("read %s: %w", s.path, explainSQLite(err)))
 	}
@@ -330,11 +337,20 @@ func (s *Store) read(from func(*sql.DB) (Study, error)) (Study, error) {
 }
 
 // SetState stores the study's state with a line of explanation, and publishes it.
-func (s *Store) SetState(state State, note string) error {
+func (s *Store) SetState(state State, note string) error { return s.setState(state, note, "") }
+
+// Fail sets the state Failed, as SetState does. It also stores the remedy, which says what the user can do; "" if no
+// remedy is known.
+func (s *Store) Fail(note, remedy string) error { return s.setState(Failed, note, remedy) }
+
+func (s *Store) setState(state State, note, remedy string) error {
 	return s.write("set the study's state", true, func(tx *transaction) error {
 		tx.set("state", state)
 		tx.set("note", note)
 		addEvent(tx, string(state), note)
+		if remedy != "" {
+			addEvent(tx, remedyEvent, remedy)
+		}
 		return nil
 	})
 }
@@ -370,8 +386,8 @@ func (s *Store) Close() error {
 	return errors.Join(err, s.release())
 }
 
-// publishEnd is how long Close waits for the last snapshot. An NFS server keeps the lease of a lost host for a shorter
-// time.
+// publishEnd is how long Close waits for the last snapshot. This is longer than an NFS server keeps the lease of a lost
+// host.
 const publishEnd = 2 * time.Minute
 
 var errClosed = errors.New("it is closed")
@@ -393,7 +409,7 @@ func (s *Store) close() error {
 }
 
 // Lost returns a channel that is closed when this Store has lost the study. Then another owner has the study, or may
-// have it because the disk does not answer. Err says which.
+// have it because the disk does not answer. Err says which of the two is true.
 func (s *Store) Lost() <-chan struct{} { return s.lease.Lost() }
 
 // Err returns the reason why the study is lost; nil if it is not lost.
@@ -404,27 +420,27 @@ func (s *Store) Err() error {
 	return nil
 }
 
-// brokenError returns the error of a call on a broken Store. The caller holds the lock.
+// brokenError returns the error of a call on a broken Store. The caller holds the mutex mu.
 func (s *Store) brokenError(what string) error {
 	s.untold = nil
 	return fmt.Errorf("%s: the store of %s is not usable: %w", what, s.dir, s.broken)
 }
 
-// write runs do in one transaction, and acknowledges it. If now is set, write also asks for a snapshot and waits for
-// it, for at most publishWait. Otherwise the publisher writes one soon.
-func (s *Store) write(what string, now bool, do func(*transaction) error) error {
+// write runs the callback in one transaction, and acknowledges the transaction. If atOnce is true, write also asks for
+// a snapshot and waits for it, for at most publishWait. Otherwise the publisher writes a snapshot soon.
+func (s *Store) write(what string, atOnce bool, callback func(*transaction) error) error {
 	s.mu.Lock()
 	err := s.broken
 	if err != nil {
 		err = s.brokenError(what)
 	} else {
-		err = s.commit(what, do)
+		err = s.commit(what, callback)
 	}
 	s.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	if !now {
+	if !atOnce {
 		s.publishSoon()
 		return nil
 	}
@@ -434,19 +450,20 @@ func (s *Store) write(what string, now bool, do func(*transaction) error) error 
 	return nil
 }
 
-// commit runs do in one transaction, and acknowledges it when it is on the disk. After a disk error it is unknown
-// whether the transaction happened. If the acknowledgement fails, it is unknown who owns the study. Both errors break
-// the Store.
-func (s *Store) commit(what string, do func(*transaction) error) error {
+// commit runs the callback in one transaction, and acknowledges the transaction when it is on the disk. After a disk
+// error it is unknown whether the transaction happened. If the acknowledgement fails, it is unknown who owns the study.
+// Both errors break the Store.
+func (s *Store) commit(what string, callback func(*transaction) error) error {
 	if err := s.lease.Err(); err != nil {
 		s.broken = err
 		return fmt.Errorf("%s in %s: %w", what, s.path, err)
 	}
 	err := transact(s.db, func(tx *transaction) error {
 		return tx.inStudy(func(tx *transaction) error {
-			if err := do(tx); err != nil {
+			if err := callback(tx); err != nil {
 				return err
 			}
+			tx.addSpent(s.spent)
 			tx.set("updated", formatTime(time.Now()))
 			tx.set("commits", s.commits+1)
 			return nil
@@ -459,6 +476,7 @@ func (s *Store) commit(what string, do func(*transaction) error) error {
 		}
 		return err
 	}
+	s.spent = nil
 	if err := s.inPlace(); err != nil {
 		s.broken = fmt.Errorf("%s in %s: %w", what, s.path, err)
 		return s.broken

@@ -306,7 +306,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"a name with a slash", root, "a/b", []string{`study name "a/b"`, "llama70b-h200"}},
 		{"a directory that is a file", file, "llama70b", []string{file, "director"}},
 		{"a root that is a file", filepath.Join(file, "llama70b"), "llama70b", []string{file + " is a file, not a directory for studies"}},
-		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 5)", "study.db"}},
+		{"the database of a newer tuner", newer, "llama70b", []string{"newer tuner (schema 99, this one knows 6)", "study.db"}},
 		{"a file that is no database", foreign, "llama70b", []string{"not a database", foreign, fence.Database}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -450,7 +450,7 @@ func TestDriftOfTheMachine(t *testing.T) {
 	if study.Found["gpu"] != "1 × NVIDIA L4" {
 		t.Errorf("Found = %v", study.Found)
 	}
-	db, err := openFile(database(t, dir), settings)
+	db, err := openFile(database(t, dir), liveOptions)
 	try(t, err)
 	var texts string
 	try(t, db.QueryRow(`SELECT group_concat(kind || ' ' || fact || ': ' || was || ' → ' || now, '; ') FROM events JOIN changes ON event=id`).Scan(&texts), db.Close())

@@ -16,11 +16,11 @@ import (
 	"vllmtuner/render"
 )
 
-// A table describes a table of the database. Each of its rows has a checksum, in the column sum. Readers read no tables
-// without checksums.
+// A table describes a table of the database. Each of its rows has a checksum, in the column named sum. Readers read
+// only tables with checksums.
 type table struct {
 	name    string
-	columns []string       // the columns that the checksum covers, in the order of the checksum; the key comes first
+	columns []string       // the columns that the checksum covers, in the order in which it covers them; the key comes first
 	key     int            // number of key columns
 	long    []string       // more columns, which most readers skip; the column long_sum has their checksum
 	title   string         // format of a row's name for people; its arguments are the key
@@ -51,6 +51,7 @@ var (
 
 	changesTable = newTable("changes", "change %[2]v of event %[1]v", 2, `event seq fact was now was_in_trial`)
 	sourcesTable = newTable("sources", "the source %v", 1, `name path world`)
+	spentTable   = newTable("spent", "the time of %q", 1, `what seconds`)
 )
 
 // A row is a row of a table, with its values as SQLite gives them: the table's columns, the checksum, and the long
@@ -110,7 +111,7 @@ func (r row) String() string { return fmt.Sprintf(r.of.title, r.key()...) }
 // checksum computes the checksum of a row. It does not depend on how SQLite stores a value: a whole number has the same
 // checksum in any column.
 func (r row) checksum() int64 {
-	b := make([]byte, 0, 1024) // on the stack, except for long rows
+	b := make([]byte, 0, 1024) // the memory is on the stack, except for long rows
 	b = append(append(b, r.of.name...), 0)
 	for _, v := range r.values[:len(r.of.columns)] {
 		b = appendValue(b, v)
@@ -174,8 +175,8 @@ func (h rowSum) plus(sum int64) rowSum    { return rowSum{h.Rows + 1, h.Sum + su
 func (h rowSum) minus(sum int64) rowSum   { return rowSum{h.Rows - 1, h.Sum - sum} }
 func (h rowSum) without(of rowSum) rowSum { return rowSum{h.Rows - of.Rows, h.Sum - of.Sum} }
 
-// rowSums maps the name of each table to its rowSum. They are stored in the study's row. So a missing or foreign row is
-// noticed.
+// rowSums maps the name of each table to its rowSum. The study's own row stores them, so that a reader notices a
+// missing or foreign row of any other table.
 type rowSums map[string]rowSum
 
 // check compares a table with its stored rowSum.
@@ -202,9 +203,9 @@ type querier interface {
 	Query(query string, args ...any) (*sql.Rows, error)
 }
 
-// scanRows calls the function each with the values of every row that a query finds. The values are valid until the
-// function returns.
-func scanRows(q querier, query string, args []any, each func(values []any) error) (err error) {
+// scanRows calls the callback for every row that a query finds, with the row's values. The values are valid until the
+// callback returns.
+func scanRows(q querier, query string, args []any, callback func(values []any) error) (err error) {
 	rows, err := q.Query(query, args...)
 	if err != nil {
 		return err
@@ -222,14 +223,14 @@ func scanRows(q querier, query string, args []any, each func(values []any) error
 		if err := rows.Scan(into...); err != nil {
 			return err
 		}
-		if err := each(values); err != nil {
+		if err := callback(values); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// list returns the columns for a SELECT.
+// list returns the names of the columns for a SELECT.
 func (t *table) list(long probeColumns) string {
 	columns := append(slices.Clone(t.columns), "sum")
 	if long {
@@ -238,19 +239,20 @@ func (t *table) list(long probeColumns) string {
 	return strings.Join(columns, ", ")
 }
 
-// read checks the checksum of every row that where selects, and calls the function each with the row. The row is valid
-// until that function returns.
-func (t *table) read(q querier, long probeColumns, where string, args []any, each func(row) error) error {
-	return scanRows(q, "SELECT "+t.list(long)+" FROM "+t.name+" "+where, args, func(values []any) error {
+// read checks the checksum of every row that the SQL condition selects, and calls the callback with the row. The row is
+// valid until the callback returns.
+func (t *table) read(q querier, long probeColumns, condition string, args []any, callback func(row) error) error {
+	return scanRows(q, "SELECT "+t.list(long)+" FROM "+t.name+" "+condition, args, func(values []any) error {
 		r := row{t, values}
 		if r.checksum() != r.sum() {
 			return damagedf("%s was changed: its checksum does not match", r)
 		}
-		return each(r)
+		return callback(r)
 	})
 }
 
-// readHead returns the study's own row and the stored sums of all tables. If there is no study, it returns sql.ErrNoRows.
+// readHead returns the study's own row and the stored sums of all tables. If there is no study, it returns
+// sql.ErrNoRows.
 func readHead(q querier) (head row, sums rowSums, err error) {
 	err = studiesTable.read(q, short, "", nil, func(r row) error {
 		if head.of != nil {

@@ -26,7 +26,7 @@ func (s *Store) Begin(t Trial) error {
 	}
 	return s.write(fmt.Sprintf("begin trial %d", t.Number), false, func(tx *transaction) error {
 		point, pointErr := encode(t.Point)
-		args, argsErr := encode(slices.Concat([]string{}, t.Args)) // no args become [] in JSON, not null
+		args, argsErr := encode(slices.Concat([]string{}, t.Args)) // a trial without args has [] in JSON, and not null
 		if err := errors.Join(pointErr, argsErr); err != nil {
 			return err
 		}
@@ -50,10 +50,10 @@ func (s *Store) Begin(t Trial) error {
 	})
 }
 
-// Served stores the version of a running trial's server, before the trial's first probe. If that changes the world and
-// the user has accepted the change, another world begins with this trial. The zero Change means that the world did not
-// change.
-func (s *Store) Served(number int, version string, change Change) error {
+// Served stores the version of a running trial's server, before the trial's first probe. The version may be a change of
+// the world that the user has accepted. Then accepted is that change, and another world begins with this trial. The
+// zero Change means that the world did not change.
+func (s *Store) Served(number int, version string, accepted Change) error {
 	return s.write(fmt.Sprintf("store the server of trial %d", number), false, func(tx *transaction) error {
 		was, err := trialRow(tx, number)
 		if err == nil && isDone(was) {
@@ -64,8 +64,8 @@ func (s *Store) Served(number int, version string, change Change) error {
 		}
 		tx.change(was, "version", version, "changed", s.commits+1)
 		writeFact(tx, factServerVersion, version, noted)
-		if change.Fact != "" {
-			addChanges(tx, int64(number), Drift, Changes{change})
+		if accepted.Fact != "" {
+			addChanges(tx, int64(number), Drift, Changes{accepted})
 		}
 		return nil
 	})
@@ -156,7 +156,7 @@ func insertTrial(tx *transaction, t Trial, point, args string, commit int64) {
 	tx.insert(trialsTable, values)
 }
 
-// isDone reports whether a row of table trials is of a finished trial.
+// isDone reports whether a row of the table trials belongs to a finished trial.
 func isDone(trial row) bool { return State(trial.text("state")) == Done }
 
 var errNoTrial = errors.New("the trial was never begun")

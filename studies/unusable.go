@@ -18,8 +18,8 @@ func (unusable) Is(target error) bool { return target == ErrUnusable }
 
 func unusablef(format string, args ...any) error { return unusable{fmt.Errorf(format, args...)} }
 
-// lasting are the errors of system calls that come back when the call is tried again.
-var lasting = []error{unix.EACCES, unix.EPERM, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.ENOTDIR, unix.EISDIR, unix.ELOOP, unix.ENAMETOOLONG}
+// lastingErrors lists errors of system calls. Each of them comes back when the call is tried again.
+var lastingErrors = []error{unix.EACCES, unix.EPERM, unix.EROFS, unix.ENOSPC, unix.EDQUOT, unix.ENOTDIR, unix.EISDIR, unix.ELOOP, unix.ENAMETOOLONG}
 
 // markUnusable makes an error wrap ErrUnusable if it would come back at the next try.
 func markUnusable(err error) error {
@@ -29,7 +29,7 @@ func markUnusable(err error) error {
 	_, newer := errors.AsType[newerError](err)
 	_, damaged := errors.AsType[fence.DamagedError](err)
 	lasts := newer || damaged || isDamage(err)
-	for _, e := range lasting {
+	for _, e := range lastingErrors {
 		lasts = lasts || errors.Is(err, e)
 	}
 	if lasts {

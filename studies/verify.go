@@ -17,13 +17,13 @@ func verifyAll(db *sql.DB) (commits int64, err error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := r.all(ledgerTable, func(row) error { return nil }); err != nil {
+	if err := r.readTable(ledgerTable, func(row) error { return nil }); err != nil {
 		return 0, err
 	}
 	return r.study.Commits, r.verifyParts()
 }
 
-// verifyParts checks results and probes row by row, because all of them may not fit into the memory.
+// verifyParts checks results and probes row by row, because together they may not fit into the memory.
 func (r *loader) verifyParts() error {
 	found := map[int]rowSum{}
 	for _, t := range []*table{resultsTable, probesTable} {
@@ -67,8 +67,8 @@ func explainSQLite(err error) error {
 	return err
 }
 
-// explainFile does what explainSQLite does. It also explains the error where SQLite cannot open one of the files. A file
-// that is missing may have been removed after the reader saw it, so it is not damaged.
+// explainFile does what explainSQLite does. It also explains why SQLite cannot open one of the files. A missing file
+// does not count as damaged, because it may have been removed after the reader saw it.
 func explainFile(err error, paths ...string) error {
 	of, ok := errors.AsType[sqlite3.Error](err)
 	if !ok || of.Code != sqlite3.ErrCantOpen {

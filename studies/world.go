@@ -9,15 +9,16 @@ import (
 	"vllmtuner/trial"
 )
 
-// A fact of a study's world has one of these kinds. They are kept in Study.World, Study.Found and Study.Noted.
+// These are the kinds of facts of a study's world. The facts of each kind are in Study.World, Study.Found and
+// Study.Noted.
 const (
 	asked = "asked"
 	found = "found"
 	noted = "noted"
 )
 
-// writeWorld replaces the stored world with the world of a new run. A found or noted fact stays if the new run does not
-// know it.
+// writeWorld replaces the stored world with the world of a new run. A fact in Found or Noted stays if the new run does
+// not know it.
 func writeWorld(tx *transaction, study New) {
 	tx.remove(worldTable, "WHERE kind=?", asked)
 	for kind, facts := range map[string]map[string]string{asked: study.World, found: study.Found, noted: study.Noted} {
@@ -36,7 +37,7 @@ func writeFact(tx *transaction, key, value, kind string) {
 func (r *loader) loadWorld() error {
 	s := &r.study
 	s.World, s.Found, s.Noted = map[string]string{}, map[string]string{}, map[string]string{}
-	err := r.all(worldTable, func(fact row) error {
+	err := r.readTable(worldTable, func(fact row) error {
 		key, value, kind := fact.text("key"), fact.text("value"), fact.text("kind")
 		of := map[string]map[string]string{asked: s.World, found: s.Found, noted: s.Noted}[kind]
 		if of == nil {
@@ -49,35 +50,36 @@ func (r *loader) loadWorld() error {
 	return err
 }
 
-// oldCache returns the protocol in the world's text about the prefix cache, such as "protocol reset, prime rate 0 req/s".
-// "" means that there is no text. No other code reads that text, because results have the protocol as a value. Only
-// results of older tuners lack it.
+// oldCache extracts the cache protocol from a text in the world, such as "protocol reset, prime rate 0 req/s". If there
+// is no text, it returns "". Only the results of older tuners need this function. Newer results store the protocol as a
+// value.
 func oldCache(text string) trial.Protocol {
 	protocol, _, _ := strings.Cut(strings.TrimPrefix(text, "protocol "), ",")
-	if protocol == "of the workload" { // Steady or Primed; neither empties the cache
+	if protocol == "of the workload" { // the protocol is trial.Steady or trial.Primed; neither empties the cache
 		return trial.Carried
 	}
 	return trial.Protocol(protocol)
 }
 
 // fits returns an error if the stored study cannot go on with these settings. A study without measurements fits any
-// world. If it has imported trials, the facts that they were judged by must stay the same.
-func (is New) fits(was Study, measured bool, options Options) error {
-	if was.Name != is.Name {
-		return unusablef("the directory holds the study %q, not %q", was.Name, is.Name)
+// world. If it has imported trials, the facts by which they were judged must stay the same.
+func (is New) fits(stored Study, measured bool, options Options) error {
+	if stored.Name != is.Name {
+		return unusablef("the directory holds the study %q, not %q", stored.Name, is.Name)
 	}
-	judged := measured || len(was.Prior) > 0
-	diff := drift(was, is)
+	judged := measured || len(stored.Prior) > 0
+	diff := drift(stored, is)
 	switch {
-	case judged && len(is.final(was)) > 0:
-		return finalError(is.final(was), is.Name)
+	case judged && len(is.finalChanges(stored)) > 0:
+		return finalError(is.finalChanges(stored), is.Name)
 	case measured && len(diff) > 0 && !options.AcceptDrift:
 		return worldError(diff)
 	}
 	return nil
 }
 
-// drift lists the changes that need AcceptDrift: of World, of the seed, and of Found facts that both runs know.
+// drift lists the changes that need AcceptDrift. They are changes of World facts, of the seed, and of those Found facts
+// that both runs know.
 func drift(was Study, is New) Changes {
 	all := append(difference(was.World, is.World), difference(knownTo(is.Found, was.Found), knownTo(was.Found, is.Found))...)
 	if was.Seed != is.Seed {
@@ -86,8 +88,8 @@ func drift(was Study, is New) Changes {
 	return all
 }
 
-// final lists the changes that are refused even with AcceptDrift.
-func (is New) final(was Study) Changes {
+// finalChanges lists the changes that are refused even with AcceptDrift.
+func (is New) finalChanges(was Study) Changes {
 	before, now := map[string]string{}, map[string]string{}
 	for _, key := range is.Final {
 		before[key], now[key] = was.World[key], is.World[key]
@@ -95,15 +97,15 @@ func (is New) final(was Study) Changes {
 	return difference(before, now)
 }
 
-// knownTo returns the facts whose keys are also in others.
+// knownTo returns those facts whose keys are also in the map others.
 func knownTo(others, facts map[string]string) map[string]string {
 	both := maps.Clone(facts)
 	maps.DeleteFunc(both, func(key, _ string) bool { _, known := others[key]; return !known })
 	return both
 }
 
-// Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. A
-// change that was taken back before the next trial begins no world.
+// Worlds groups the trials by the world they were measured in. The present world is last and may have no trial yet. If
+// a change was taken back before the next trial, it does not begin a world.
 func (s Study) Worlds() (worlds [][]Trial) {
 	first := 0
 	for _, e := range s.Changes() {
@@ -115,8 +117,8 @@ func (s Study) Worlds() (worlds [][]Trial) {
 	return append(worlds, s.Trials[first:])
 }
 
-// Asked returns the World facts of each world in Worlds. It starts from the present World and takes back the accepted
-// changes, the newest first.
+// Asked returns the World facts of each world that Worlds returns. It starts from the present World and takes back the
+// accepted changes, the newest first.
 func (s Study) Asked() []map[string]string {
 	worlds := s.Worlds()
 	asked := make([]map[string]string, len(worlds))
@@ -125,6 +127,9 @@ func (s Study) Asked() []map[string]string {
 		asked[i] = facts
 		first -= len(trials)
 		facts = maps.Clone(facts)
+		if facts == nil {
+			facts = map[string]string{}
+		}
 		for _, c := range slices.Backward(s.ChangesBefore(first)) {
 			if c.Was != nil {
 				facts[c.Fact] = *c.Was

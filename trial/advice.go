@@ -13,26 +13,26 @@ import (
 // DefaultMargin is the advised rate as a fraction of the capacity, unless the user sets another.
 const DefaultMargin = 0.9
 
-// An Advice is the rate to run a server at, which is a fraction of its capacity. It also says what was measured near
-// that rate.
+// An Advice is the rate at which to run a server: a fraction of its capacity. It also says what was measured near that
+// rate.
 type Advice struct {
 	Rate   float64 `json:"rate"`   // requests per second
-	Margin float64 `json:"margin"` // Rate / Of
-	Of     float64 `json:"of"`     // requests per second
-	Basis  Basis   `json:"basis"`  // says which rate Of is
+	Margin float64 `json:"margin"` // Rate / Base
+	Base   float64 `json:"of"`     // the rate that Margin multiplies, requests per second
+	Basis  Basis   `json:"basis"`  // says what kind of rate Base is
 
-	At       float64         `json:"measured_at,omitempty"` // rate of the probe that shows it; 0 when none does
-	Kept     bool            `json:"kept"`                  // whether that probe kept the SLO
-	Measured []MeasuredLimit `json:"measured,omitempty"`    // by that probe
+	ProbeRate float64         `json:"measured_at,omitempty"` // rate of the nearest probe, as Advise chooses it; 0 if there is none
+	Kept      bool            `json:"kept"`                  // whether that probe kept the SLO
+	Measured  []MeasuredLimit `json:"measured,omitempty"`    // limits of the SLO, with the values that this probe measured
 }
 
 // A Basis names the rate that is multiplied by the margin.
 type Basis string
 
-// The bases.
+// The values of Basis.
 const (
 	LowerEnd    Basis = "lower end of the 95 % interval"
-	HighestPass Basis = "highest rate that passed" // where there is no interval
+	HighestPass Basis = "highest rate that passed" // used if the capacity has no interval
 )
 
 // A MeasuredLimit is a limit of the SLO with its measured value.
@@ -68,22 +68,23 @@ func MeasuredText(limits []MeasuredLimit) string {
 // nearRate is the relative distance within which two rates have about the same latencies.
 const nearRate = 0.03
 
-// Advise returns the rate to run a server at. It is margin (0 to 1) times the lower end of the capacity's interval.
-// Without an interval it is margin times the highest rate that passed. The advice names the nearest probe within 3 % of
-// that rate. If there is none, it names the nearest higher probe that passed. The lower, advised rate can have higher
-// latencies than that probe only by chance. ok is false if no rate passed with the load generator on time.
+// Advise returns the rate at which to run a server. It multiplies the margin (0 to 1) by the lower end of the
+// capacity's interval. If the capacity has no interval, Advise multiplies the margin by the highest rate that passed.
+// The advice names the nearest probe within 3 % of the advised rate. If there is none, the advice names the nearest
+// probe that passed at a higher rate. The advised rate is lower than the rate of that probe, so only by chance can it
+// have higher latencies. If no rate passed while the load generator was on time, ok is false.
 func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok bool) {
 	if !c.Met() {
 		return a, false
 	}
-	a = Advice{Margin: margin, Of: c.Lowest, Basis: LowerEnd}
-	if a.Of <= 0 {
-		a.Of, a.Basis = c.Low, HighestPass
+	a = Advice{Margin: margin, Base: c.Lowest, Basis: LowerEnd}
+	if a.Base <= 0 {
+		a.Base, a.Basis = c.Low, HighestPass
 	}
-	if a.Of <= 0 {
+	if a.Base <= 0 {
 		return a, false
 	}
-	a.Rate = capacity.ThreeDigits(margin * a.Of)
+	a.Rate = capacity.ThreeDigits(margin * a.Base)
 	nearest := math.Inf(1)
 	for _, p := range probes {
 		off := math.Log(p.Rate / a.Rate)
@@ -92,29 +93,31 @@ func Advise(c capacity.Capacity, margin float64, probes []Probe) (a Advice, ok b
 			continue
 		}
 		nearest = math.Abs(off)
-		a.At, a.Kept, a.Measured = p.Rate, p.Verdict.Pass, MeasuredLimits(p.Verdict)
+		a.ProbeRate, a.Kept, a.Measured = p.Rate, p.Verdict.Pass, MeasuredLimits(p.Verdict)
 	}
 	return a, true
 }
 
-// Near reports whether the probe was made at the advised rate.
-func (a Advice) Near() bool { return a.At > 0 && math.Abs(math.Log(a.At/a.Rate)) <= nearRate }
+// Near reports whether the probe that the advice names was made at about the advised rate.
+func (a Advice) Near() bool {
+	return a.ProbeRate > 0 && math.Abs(math.Log(a.ProbeRate/a.Rate)) <= nearRate
+}
 
-// String writes the advice with its probe, such as
-// "2.03 req/s = 0.9 × 2.26, the lower end; there p99 TTFT 512 of 1000 ms, p99 TPOT 41 of 60 ms".
+// String writes the advice with the values of its probe, such as "2.03 req/s = 0.9 × 2.26, the lower end; there p99
+// TTFT 512 of 1000 ms, p99 TPOT 41 of 60 ms".
 func (a Advice) String() string {
 	of := "the lower end"
 	if a.Basis == HighestPass {
 		of = "the " + string(HighestPass)
 	}
-	text := fmt.Sprintf("%s req/s = %g × %s, %s; ", render.Number(a.Rate), a.Margin, render.Number(a.Of), of)
+	text := fmt.Sprintf("%s req/s = %g × %s, %s; ", render.Number(a.Rate), a.Margin, render.Number(a.Base), of)
 	switch {
-	case a.At == 0:
+	case a.ProbeRate == 0:
 		return text + "no probe at or above this rate passed"
 	case !a.Kept:
-		return text + fmt.Sprintf("but %s req/s failed: %s", render.Number(a.At), MeasuredText(a.Measured))
+		return text + fmt.Sprintf("but %s req/s failed: %s", render.Number(a.ProbeRate), MeasuredText(a.Measured))
 	case a.Near():
 		return text + "there " + MeasuredText(a.Measured)
 	}
-	return text + fmt.Sprintf("at %s req/s, which passed, %s", render.Number(a.At), MeasuredText(a.Measured))
+	return text + fmt.Sprintf("at %s req/s, which passed, %s", render.Number(a.ProbeRate), MeasuredText(a.Measured))
 }

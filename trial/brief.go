@@ -6,20 +6,21 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// A brief is a source with answers of at most some tokens. It warms a server up, or fills its prefix cache, without the
-// time that whole answers take: only prompts are found in a prefix cache.
-type brief struct {
+// A shortSource is a workload source whose answers are cut to a maximum length. It warms a server up, or fills its
+// prefix cache, in less time than whole answers take. A cache filled with short answers serves as well, because later
+// requests reuse only the prompts in it.
+type shortSource struct {
 	workload.Source
-	most int // tokens of an answer
+	maxAnswer int // maximum length of an answer in tokens
 
 	mu   sync.Mutex
-	made map[*workload.Request]*workload.Request // of a finite source, by its own request: a Load may keep what it knows of one
+	made map[*workload.Request]*workload.Request // shortened requests of a finite source, by the original request. A Load may keep facts about a request, so each shortened request is made once.
 }
 
 // Request returns the source's request with a shorter answer.
-func (b *brief) Request(stream workload.Stream, i int) *workload.Request {
+func (b *shortSource) Request(stream workload.Stream, i int) *workload.Request {
 	whole := b.Source.Request(stream, i)
-	if whole.OutputTokens <= b.most {
+	if whole.OutputTokens <= b.maxAnswer {
 		return whole
 	}
 	b.mu.Lock()
@@ -28,7 +29,7 @@ func (b *brief) Request(stream workload.Stream, i int) *workload.Request {
 		return short
 	}
 	short := *whole
-	short.OutputTokens = b.most
+	short.OutputTokens = b.maxAnswer
 	if b.Len() > 0 {
 		if b.made == nil {
 			b.made = make(map[*workload.Request]*workload.Request)
@@ -38,13 +39,13 @@ func (b *brief) Request(stream workload.Stream, i int) *workload.Request {
 	return &short
 }
 
-// briefly returns the workload with answers of at most so many tokens.
-func (s *session) briefly(most int) workload.Source {
-	if s.briefs[most] == nil {
-		if s.briefs == nil {
-			s.briefs = make(map[int]*brief)
+// shortened returns the workload with answers of at most maxAnswer tokens.
+func (s *session) shortened(maxAnswer int) workload.Source {
+	if s.shortSources[maxAnswer] == nil {
+		if s.shortSources == nil {
+			s.shortSources = make(map[int]*shortSource)
 		}
-		s.briefs[most] = &brief{Source: s.runner.Source, most: most}
+		s.shortSources[maxAnswer] = &shortSource{Source: s.runner.Source, maxAnswer: maxAnswer}
 	}
-	return s.briefs[most]
+	return s.shortSources[maxAnswer]
 }

@@ -8,14 +8,14 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// A Protocol says in which state the prefix cache is when a probe begins. It matters more than any flag. The calibrated
-// H200 simulation carries 0.8–1.7 req/s with a cold cache and 1.7–2.7 req/s with a primed one.
+// A Protocol says in which state the prefix cache is when a probe begins. This state matters more than any flag of the
+// server. The calibrated H200 simulation carries 0.8–1.7 req/s with a cold cache and 1.7–2.7 req/s with a primed one.
 type Protocol string
 
 // The protocols.
 const (
-	// Steady primes the cache with the workload's own requests until the cache is full and the hit rate no longer
-	// changes. After that the cache is never emptied. Steady is for endless sources.
+	// Steady primes the cache with the workload's own requests until the cache is full. If its size is not known, it
+	// primes until the hit rate no longer changes. After that the cache is never emptied. Steady is for endless sources.
 	Steady Protocol = "steady"
 	// Primed sends each request of a finite source once before the first probe. After that the cache is never emptied.
 	Primed Protocol = "primed"
@@ -28,17 +28,19 @@ const (
 )
 
 const (
-	// A measured hit rate tells a carried cache from an empty one only if their predicted rates (0 to 1) differ by at
-	// least minReuse. On simulated servers the measured rate was at most 0.65 percentage points below the recall's
-	// prediction. With a carried cache it was never nearer to the prediction for an empty cache.
+	// A measured hit rate distinguishes a carried cache from an empty cache only if the two predicted rates (0 to 1)
+	// differ by at least minReuse. On simulated servers the measured rate was at most 0.65 percentage points below the
+	// prediction of type recall. With a carried cache the measured rate was never nearer to the prediction for an empty
+	// cache.
 	minReuse = 0.01
-	// In an emptied cache, a probe's requests find only what they share with one another. If the hit rate (0 to 1) is
-	// higher than that by more than foreignReuse, other clients have sent the same prompts.
+	// In an emptied cache, a probe's requests find only what they share with one another. If the hit rate (0 to 1)
+	// exceeds that share by more than foreignReuse, other clients have sent the same prompts.
 	foreignReuse = 0.05
-	// A hit rate (0 to 1) further below the prediction for an empty cache than this shows that the predictions do not hold.
+	// If the hit rate (0 to 1) is lower than the prediction for an empty cache by more than belowEmpty, the predictions
+	// are wrong.
 	belowEmpty = 0.03
-	// repeatedDraws is added to the draw of a probe that is repeated. The repetition must send other requests, because
-	// the cache holds the requests of the first attempt.
+	// If a probe is repeated, repeatedDraws is added to the number of its draw (one set of random requests). The
+	// repetition must send other requests, because the cache holds the requests of the first attempt.
 	repeatedDraws = 1 << 20
 	// A cache of unknown size is assumed to hold defaultKVTokens tokens.
 	defaultKVTokens = 1 << 22
@@ -54,7 +56,7 @@ type prefixCache struct {
 	unknown     bool    // the state cannot be verified, and a note says so
 }
 
-// newPrefixCache assumes that the server's cache is empty. A kvTokens of 0 means that its size is unknown.
+// newPrefixCache assumes that the server's cache is empty. A kvTokens of 0 means that the size of the cache is unknown.
 func newPrefixCache(protocol Protocol, kvTokens int) *prefixCache {
 	c := &prefixCache{protocol: protocol}
 	switch {
@@ -76,17 +78,17 @@ func (c *prefixCache) prepare(ctx context.Context, server Server) error {
 		return nil
 	}
 	err := server.ResetCache(ctx)
-	if err != nil && !errors.Is(err, serverctl.ErrNoReset) { // ErrNoReset is for the user to fix; it is no sign of a dying server
+	if err != nil && !errors.Is(err, serverctl.ErrNoReset) { // only the user can fix the cause of ErrNoReset; it is no sign of a dying server
 		err = serverError{err}
 	}
 	return err
 }
 
-// draw returns the number that decides which requests the probe seq sends. A repetition sends other requests, because
-// the cache holds the requests of the first attempt. Under Reset it sends the same requests, because the cache is
-// empty.
-func (c *prefixCache) draw(seq int, again bool) int {
-	if again && c.protocol != Reset {
+// draw returns the number that decides which requests a probe sends; seq is the probe's own number. A repetition
+// (isRepeat) sends other requests, because the cache holds the requests of the first attempt. Under Reset, a repetition
+// sends the same requests, because the cache is empty.
+func (c *prefixCache) draw(seq int, isRepeat bool) int {
+	if isRepeat && c.protocol != Reset {
 		return seq + repeatedDraws
 	}
 	return seq
@@ -97,7 +99,7 @@ func (c *prefixCache) draw(seq int, again bool) int {
 // requests is not judged. Preemption evicts blocks that the cache would have kept, and a preempted request looks up its
 // own blocks again.
 //
-// unknown says why the state cannot be verified. It is returned only once, for a note.
+// If the state cannot be verified, judge returns why. It does so only once, for a note.
 func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown string) {
 	c.wrong = ""
 	switch {
@@ -121,8 +123,8 @@ func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown 
 	return unknown
 }
 
-// crowded reports whether the hit rate is below what even an empty cache would reach. The predictions leave out that
-// requests in flight hold a part of the cache, so they do not hold here.
+// crowded reports whether the hit rate is below what even an empty cache would reach. The predictions ignore that
+// requests in flight occupy a part of the cache, so in this case the predictions are wrong.
 func (c *prefixCache) crowded(hitRate float64) bool {
 	_, empty := c.recall.rates()
 	return hitRate < empty-belowEmpty

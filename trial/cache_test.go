@@ -63,7 +63,7 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 			r := runner(t, s, row.protocol)
 			useLongSource(r, s)
 			result, probes := runTrial(t, r, Task{})
-			replaced, spent := 0, 12*time.Second // start and stop
+			replaced, spent := 0, 12*time.Second // time of the server's start and stop
 			for _, did := range s.did {
 				switch did {
 				case "probe":
@@ -98,8 +98,8 @@ func TestAProbeCountsWithItsCacheInTheProtocolsState(t *testing.T) {
 	}
 }
 
-// Where requests in flight fill the KV cache, its hit rate is below the prediction for an empty cache. That is no loss of
-// its content, and a repetition would find the same.
+// If requests in flight fill the KV cache, the hit rate is below the prediction for an empty cache. The cache has lost
+// nothing, so the probe is not repeated: a repetition would have the same hit rate.
 func TestACrowdedCacheIsNotLost(t *testing.T) {
 	for _, row := range []struct {
 		hitRate float64
@@ -141,8 +141,8 @@ func TestTheTimeOfAFailedRepetitionCountsOnce(t *testing.T) {
 	})
 }
 
-// A carried cache holds the requests of a probe's first attempt, so the repetition sends other requests. An emptied cache holds
-// none of them, so the repetition sends the same requests, which keeps a resumed study exact.
+// A carried cache holds the requests of a probe's first attempt, so the repetition sends other requests. An emptied
+// cache holds none of them, so the repetition sends the same requests, which keeps a resumed study exact.
 func TestARepetitionAsksOtherRequestsUnlessTheCacheIsEmpty(t *testing.T) {
 	for protocol, same := range map[Protocol]bool{Primed: false, Steady: false, Reset: true} {
 		c := newPrefixCache(protocol, 1000)
@@ -169,7 +169,7 @@ func TestARecallForgetsWhatWasUsedLongestAgo(t *testing.T) {
 	}{
 		{"nothing was asked before", 1000, nil, []*workload.Request{a}, 0, 0},
 		{"the same was asked before", 1000, []*workload.Request{a}, []*workload.Request{a}, 1, 0},
-		{"and again", 1000, []*workload.Request{a}, []*workload.Request{a, a}, 1, 0.5},
+		{"the same was asked before, and twice in the probe", 1000, []*workload.Request{a}, []*workload.Request{a, a}, 1, 0.5},
 		{"the first half was asked before", 1000, []*workload.Request{a}, []*workload.Request{longer}, 0.5, 0},
 		{"there was no room for both", 45, []*workload.Request{a, b}, []*workload.Request{a}, 0, 0},
 		{"what was used again is kept", 90, []*workload.Request{a, b, a, prompt(3, 16)}, []*workload.Request{a}, 1, 0},
@@ -189,7 +189,8 @@ func TestARecallForgetsWhatWasUsedLongestAgo(t *testing.T) {
 	}
 }
 
-// A recall never holds more than the cache that it simulates, however long a trial lasts.
+// A recall (the simulation of a prefix cache) never holds more than the cache that it simulates, however long a trial
+// lasts.
 func TestARecallStaysAsSmallAsItsCache(t *testing.T) {
 	c := newRecall(16_000)
 	ids := make([]int32, 160)

@@ -17,8 +17,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// sharers is a workload whose value is the number of its requests; 0 means endless. The requests form twelve groups. A prompt
-// begins with the 496 tokens of its group and ends with 16 tokens of its own.
+// sharers is a workload. Its value is the number of its requests; 0 means endless. The requests form twelve groups. A
+// prompt begins with the 496 tokens of its group and ends with 16 tokens of its own.
 type sharers int
 
 func (sharers) Name() string { return "twelve prefixes" }
@@ -40,8 +40,8 @@ func (s sharers) Request(stream workload.Stream, i int) *workload.Request {
 	return &workload.Request{Tokens: ids, PromptTokens: len(ids), OutputTokens: 2, Conversation: -1}
 }
 
-// A teller is a server that answers one request after the other. Its prefix cache keeps every prompt for ever. It records how many
-// tokens the requests of each window found in the cache.
+// A teller is a server that answers one request after the other. Its prefix cache keeps every prompt for ever. It
+// records how many tokens the requests of each window found in the cache.
 type teller struct {
 	stub
 	cache        map[uint64]bool
@@ -123,8 +123,9 @@ func (e *teller) runner(protocol Protocol, source sharers) *Runner {
 	}
 }
 
-// Each cache protocol has its stated effect on a server that shares no code with the simulator. Under Reset the window finds what
-// it would find in an empty cache, whatever the lead-in sent before. Under Steady and Primed it finds the carried prompts.
+// Each cache protocol has its stated effect on a server that shares no code with the simulator. Under Reset the window
+// finds what it would find in an empty cache, whatever the lead-in sent before. Under Steady and Primed it finds the
+// carried prompts.
 func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 	const prefix = 496.0 / 512
 	for _, row := range []struct {
@@ -150,7 +151,7 @@ func TestEachProtocolMeasuresWhatItSays(t *testing.T) {
 			}
 			want := row.finds
 			if want == 0 {
-				search := newSearchRun(newSession(r, Task{}, e, e))
+				search := newSearchRun(newSession(r, Task{}, e, e, NewBooks(true)))
 				alone := &teller{cache: make(map[uint64]bool)}
 				if _, err := alone.Run(t.Context(), onlyWindow(search.plan(p.Seq, p.Rate).Schedule()), nil); err != nil {
 					t.Fatal(err)

@@ -33,16 +33,17 @@ func drain(ctx context.Context, server Server) (time.Duration, error) {
 	return took, nil
 }
 
-// turnedAway are the statuses with which a server, or a gateway in front of it, refuses every request. No engine flag
-// causes them.
+// turnedAway has the HTTP statuses with which a server, or a gateway in front of it, refuses every request. No engine
+// flag causes them.
 var turnedAway = []int{
 	http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusMethodNotAllowed,
 	http.StatusRequestEntityTooLarge, http.StatusTooManyRequests, http.StatusServiceUnavailable,
 }
 
-// useless returns the error of a server that runs and fails every request. status is the first failure's HTTP status; 0
-// if it has none. If the server dies within deathNotice, that is the server's own error.
-func useless(ctx context.Context, server Server, status int, evidence string) error {
+// uselessError returns the error for a server that runs but fails every request. The given status is the HTTP status of
+// the first failure; 0 if that failure has none. If the server dies within deathNotice, uselessError returns the
+// server's own error.
+func uselessError(ctx context.Context, server Server, status int, evidence string) error {
 	class := serverctl.CrashLoad
 	if slices.Contains(turnedAway, status) {
 		class = serverctl.Infrastructure
@@ -50,7 +51,8 @@ func useless(ctx context.Context, server Server, status int, evidence string) er
 	return AwaitDeath(ctx, server, &serverctl.ExitError{Class: class, Evidence: evidence, Code: -1})
 }
 
-// explain returns the server's own exit error if the server died, because err is then only a consequence.
+// explain returns err. If the server died, explain returns the server's own exit error instead, because err is then
+// only a consequence.
 func explain(ctx context.Context, server Server, err error) error {
 	if err == nil {
 		return nil
@@ -66,12 +68,14 @@ func explain(ctx context.Context, server Server, err error) error {
 	return err
 }
 
-// deathNotice is how long AwaitDeath waits for a server to die, so that its own last words are the evidence.
-const deathNotice = 10 * time.Second
+// deathNotice is how long AwaitDeath waits for a server to die, so that its own last words are the evidence. vLLM's API
+// server checks every five seconds whether its engine has died (watchdog_loop in vllm/entrypoints/launcher.py, 0.14.1).
+// On a machine without CPU time to spare, it then took more than another five seconds to end.
+const deathNotice = 20 * time.Second
 
 // AwaitDeath waits for the death of a server that seems to be dying, and returns the server's own error. If the server
-// lives on, it returns otherwise, which may be nil.
-func AwaitDeath(ctx context.Context, server Server, otherwise *serverctl.ExitError) error {
+// does not die within deathNotice, AwaitDeath returns the fallback, which may be nil.
+func AwaitDeath(ctx context.Context, server Server, fallback *serverctl.ExitError) error {
 	select {
 	case <-server.Exited():
 		return server.Err()
@@ -79,8 +83,8 @@ func AwaitDeath(ctx context.Context, server Server, otherwise *serverctl.ExitErr
 		return context.Cause(ctx)
 	case <-time.After(deathNotice):
 	}
-	if otherwise == nil {
+	if fallback == nil {
 		return nil
 	}
-	return otherwise
+	return fallback
 }

@@ -7,8 +7,8 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// drafts adds up the tokens that a server has drafted since its start (speculative decoding), and judges whether enough
-// of them are accepted.
+// drafts adds up the tokens that a server has drafted since its start (speculative decoding). It judges whether enough
+// of these tokens are accepted.
 type drafts struct {
 	Speculation
 	runner     *Runner // has MinAcceptance and MinDrafted
@@ -22,16 +22,16 @@ type rejectedDrafts string
 
 func (e rejectedDrafts) Error() string { return string(e) }
 
-// judge adds the drafts of a load; nil means none. Once enough tokens were drafted, it returns an error if too few were
-// accepted; the error ends the trial. It judges once, so that a resumed trial judges the same drafts as an
-// uninterrupted one.
-func (d *drafts) judge(more *Speculation) error {
-	if more == nil || d.judged || d.runner.MinAcceptance <= 0 {
+// judge adds the drafts of one load to the sum. If the load had no drafts, added is nil. Once enough tokens were
+// drafted, judge returns an error if too few were accepted; the error ends the trial. It judges only once, so that a
+// resumed trial judges the same drafts as an uninterrupted one.
+func (d *drafts) judge(added *Speculation) error {
+	if added == nil || d.judged || d.runner.MinAcceptance <= 0 {
 		return nil
 	}
-	d.Drafts += more.Drafts
-	d.Tokens += more.Tokens
-	d.Accepted += more.Accepted
+	d.Drafts += added.Drafts
+	d.Tokens += added.Tokens
+	d.Accepted += added.Accepted
 	if d.Tokens < float64(d.runner.MinDrafted) {
 		return nil
 	}
@@ -42,7 +42,8 @@ func (d *drafts) judge(more *Speculation) error {
 	return rejectedDrafts(d.diagnosis())
 }
 
-// lacking says how many tokens were drafted and how many are needed to judge. It returns "" if they are enough.
+// lacking says how many tokens were drafted and how many are needed to judge. It returns "" if enough tokens were
+// drafted.
 func (d *drafts) lacking(now serverctl.Counters) string {
 	if d.runner.MinAcceptance <= 0 || len(now.AcceptedAt) == 0 || now.DraftTokens >= float64(d.runner.MinDrafted) {
 		return ""
@@ -50,8 +51,8 @@ func (d *drafts) lacking(now serverctl.Counters) string {
 	return fmt.Sprintf("the acceptance of drafts is not known: %.0f tokens were drafted, %d are needed", now.DraftTokens, d.runner.MinDrafted)
 }
 
-// diagnosis says how much was accepted, what that means, and what it costs, if the server reports that. It cannot say
-// how fast the server would be without drafts.
+// diagnosis says how many drafted tokens were accepted, and what that means. If the server reports what the drafts
+// cost, diagnosis says that too. It cannot say how fast the server would be without drafts.
 func (d *drafts) diagnosis() string {
 	text := fmt.Sprintf("%s of %s drafted tokens were accepted (%.2g %%, less than %.2g %%): the drafter belongs to another model, "+
 		"tokenizer or chat template, or the answers cannot be predicted. ",

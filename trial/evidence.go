@@ -8,12 +8,12 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// reach is how long after the last counted request other requests can still affect it. It is four times the tau of the
-// longest kernel.
+// Requests that are due within reach after the last counted request can still affect it. reach is four times the
+// longest time constant (tau) of the kernels in package capacity.
 const reach = 80 * time.Second
 
-// Evidence says for each request of a probe which load it met and whether it broke a limit. The load follows from the
-// schedule of the draw alone. The evidence is nil if a limit is not judged request by request.
+// Evidence says for each request of a probe which load the request met, and whether the request broke a limit. The load
+// follows from the schedule alone. The evidence is nil if a limit is not judged request by request.
 func (l *LongRun) Evidence(
 	schedule workload.Schedule, rate float64, draw int, s slo.SLO, v slo.Verdict,
 ) *capacity.Evidence {
@@ -48,7 +48,8 @@ type LongRun struct {
 	Population *capacity.Population
 }
 
-// longRunRequests is large enough that chance in these requests hardly moves a capacity; see capacity.Population.
+// longRunRequests is the number of requests of a LongRun. With so many requests, chance hardly moves a capacity; see
+// capacity.Population.
 const longRunRequests = 128_000
 
 // NewLongRun reads longRunRequests arrivals of the plan. It uses only the plan's source, seed and arrivals.
@@ -56,14 +57,15 @@ func NewLongRun(plan workload.Plan) *LongRun {
 	w := workload.Weigh(plan.Source)
 	p := &capacity.Population{Due: plan.LongRun(longRunRequests)}
 	p.Prompt, p.Answer = w.LongRun(longRunRequests)
-	// By chance the means are not exactly 1, which would shift every capacity.
+	// By chance the means are not exactly 1, which would shift every capacity. So toMean makes them 1.
 	toMean(p.Due, p.Due[longRunRequests-1]/longRunRequests)
 	toMean(p.Prompt, mean(p.Prompt))
 	toMean(p.Answer, mean(p.Answer))
 	return &LongRun{w, p}
 }
 
-func (r *Runner) longRun() *LongRun {
+// SharedLongRun returns the field LongRun. It builds the long run first if the field is nil.
+func (r *Runner) SharedLongRun() *LongRun {
 	if r.LongRun == nil {
 		r.LongRun = NewLongRun(workload.Plan{Source: r.Source, Seed: r.Seed, Arrivals: r.Arrivals})
 	}

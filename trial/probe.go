@@ -15,22 +15,24 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// An offer is the load of one probe, and which part of the load is counted.
+// An offer is the load of one probe. It also says which part of the load is counted.
 type offer struct {
 	Level
 	schedule workload.Schedule
 	planned  int           // counted requests
-	leadIn   time.Duration // where the window begins; unused in a closed loop
+	leadIn   time.Duration // time from the start of the load to the start of the window; unused in a closed loop
 	window   time.Duration // length of the window; unused in a closed loop
-	stop     bench.Stop    // nil means never
+	stop     bench.Stop    // ends the probe early; nil means that nothing does
 }
 
 // probe prepares the prefix cache, sends one load, and judges the answers.
 func (s *session) probe(ctx context.Context, seq int, o offer) (Probe, error) {
 	s.task.progress("probe %d at %s", seq+1, o.Level)
+	began := time.Now()
 	if err := s.cache.prepare(ctx, s.server); err != nil {
 		return Probe{}, err
 	}
+	emptied := s.books.Took(began)
 	before, err := readCounters(ctx, s.server)
 	if err != nil {
 		return Probe{}, err
@@ -58,10 +60,25 @@ func (s *session) probe(ctx context.Context, seq int, o offer) (Probe, error) {
 	}
 	p.HitRate, p.Preemptions = hitRate(before, after), after.Preemptions-before.Preemptions
 	p.GPUTime, p.Server, p.Speculation = run.Elapsed+drained, series, speculation(before, after)
+	p.Spent = o.parts(run.Elapsed, drained)
+	if s.runner.Cache == Reset && emptied > 0 {
+		p.Spent[Emptying] = emptied
+	}
 	if unknown := s.cache.judge(p, before, after); unknown != "" {
 		s.note("the state of the prefix cache was not verified: %s", unknown)
 	}
-	return p, s.alive(ctx, run)
+	return p, s.checkAlive(ctx, run)
+}
+
+// parts divides the time of a load into its parts. The run-out includes the time until the server was idle. A closed
+// loop has no lead-in and no run-out.
+func (o offer) parts(elapsed, drained time.Duration) Spent {
+	leadIn, window := min(o.leadIn, elapsed), o.window
+	if o.Streams > 0 {
+		window = elapsed
+	}
+	window = min(window, elapsed-leadIn)
+	return Spent{}.Plus(Spent{LeadIn: leadIn, Windows: window, RunOut: elapsed - leadIn - window + drained})
 }
 
 // sendOffer sends a load in an open or a closed loop.
@@ -76,7 +93,7 @@ func (s *session) sendOffer(ctx context.Context, o offer) (bench.Run, error) {
 	return closed.RunClosed(ctx, s.cache.recall.watch(o.schedule), o.Streams, o.stop)
 }
 
-// judged returns the probe with what its requests show. The caller adds what the server's counters show.
+// judged returns the probe with the figures from its requests. The caller adds the figures from the server's counters.
 func (s *session) judged(seq int, o offer, run bench.Run) (Probe, error) {
 	scope := bench.Scope{Rate: o.Rate, Start: o.leadIn, Length: o.window, Natural: s.runner.Natural, Sketches: true}
 	if o.Streams > 0 {
@@ -117,20 +134,26 @@ func (s *session) recorded(measure func() (Probe, error)) (Probe, error) {
 	if err := s.task.finished(); err != nil {
 		return Probe{}, err
 	}
-	began := time.Now()
+	s.settle(Idling)
+	began, before := time.Now(), s.result.GPUTime
 	p, err := measure()
-	if err != nil {
-		s.result.GPUTime += max(p.GPUTime, time.Since(began)) // a probe that ends with an error costs GPU time too
+	if err != nil { // a probe that ends with an error costs GPU time too; checkAlive has already counted its own request
+		s.result.GPUTime = max(s.result.GPUTime+p.GPUTime, before+time.Since(began))
+		s.books.Add(Lost, p.GPUTime)
+		s.settle(Lost)
 		return p, err
 	}
+	s.books.AddAll(p.Spent)
+	s.settle(Idling)
 	if err := s.task.Record(p); err != nil {
 		return p, fmt.Errorf("record probe %d at %s: %w", p.Seq, p.Level(), err)
 	}
 	return p, nil
 }
 
-// verified measures a probe, and measures it again if its prefix cache was in the wrong state. If the repetition is
-// wrong too, later probes are not repeated, because that would double the cost of a trial and change nothing.
+// verified measures a probe. If the prefix cache was in the wrong state, it measures the probe again. If the state is
+// wrong in the repetition too, later probes are not repeated. To repeat them would double the cost of a trial and
+// change nothing.
 func (s *session) verified(measure func(again bool) (Probe, error)) (Probe, error) {
 	p, err := measure(false)
 	wrong := s.cache.wrong
@@ -160,6 +183,7 @@ func (s *session) repeat(first Probe, why string, measure func() (Probe, error))
 	p, err := measure()
 	p.GPUTime += first.GPUTime
 	p.Replaced += first.GPUTime
+	p.Spent = p.Spent.Plus(first.Spent)
 	return p, err
 }
 
@@ -179,7 +203,8 @@ func speculation(before, after serverctl.Counters) *Speculation {
 	return s
 }
 
-// hitRate is the share of prompt tokens, 0 to 1, that were found in the prefix cache; -1 if none were looked up.
+// hitRate returns the fraction of prompt tokens, 0 to 1, that were found in the prefix cache; -1 if none were looked
+// up.
 func hitRate(before, after serverctl.Counters) float64 {
 	queries := after.PrefixQueries - before.PrefixQueries
 	if queries <= 0 {
@@ -188,7 +213,7 @@ func hitRate(before, after serverctl.Counters) float64 {
 	return (after.PrefixHits - before.PrefixHits) / queries
 }
 
-// join lists the texts that are not empty.
+// join joins the texts that are not empty.
 func join(texts ...string) string {
 	return strings.Join(slices.DeleteFunc(texts, func(t string) bool { return t == "" }), "; ")
 }

@@ -13,25 +13,25 @@ import (
 type recall struct {
 	capacity float64          // tokens
 	tokens   float64          // tokens in the cache, of prompts and answers
-	held     []held           // the cached blocks, a ring from the least to the most recently used; held[0] marks its beginning and end
+	held     []heldBlock      // the cached blocks, a ring from the least to the most recently used; held[0] marks where the ring begins and ends
 	slots    map[uint64]int32 // index in held, by the hash of a block
 	free     []int32          // unused slots
-	asks     int32            // prompts so far
+	asks     int32            // number of prompts so far
 	began    int32            // number of prompts before the probe
 	seed     maphash.Seed
 	text     []byte  // text of the current prompt; empty if the prompt is given in tokens
 	blocks   []block // blocks of the current prompt
 
-	asked, carried, empty float64 // prompt tokens since the probe began: all, those found in the carried cache, and those found in the empty one
+	asked, carried, empty float64 // prompt tokens since the probe began: all, those found in the carried cache, and those found in a cache that began the probe empty
 }
 
-// A held is a cached block of an earlier prompt, or a whole cached answer. No prompt is expected to repeat an answer,
-// so an answer's hash is 0.
-type held struct {
+// A heldBlock is a cached block of an earlier prompt, or a whole cached answer. No prompt is expected to repeat an
+// answer, so an answer's hash is 0.
+type heldBlock struct {
 	hash           uint64
 	tokens         float64
 	before, behind int32 // neighbours in the ring: the block used earlier and the block used later
-	last           int32 // number of the prompt that used it last
+	last           int32 // number of the last prompt that used this block
 }
 
 // A block is one block of the current prompt.
@@ -42,7 +42,7 @@ type block struct {
 }
 
 func newRecall(capacity float64) *recall {
-	return &recall{capacity: capacity, held: make([]held, 1), slots: make(map[uint64]int32), seed: maphash.MakeSeed()}
+	return &recall{capacity: capacity, held: make([]heldBlock, 1), slots: make(map[uint64]int32), seed: maphash.MakeSeed()}
 }
 
 // A block has 16 tokens in vLLM, which are about 64 bytes of English text.
@@ -69,8 +69,8 @@ func (c *recall) begin() {
 	c.asked, c.carried, c.empty = 0, 0, 0
 }
 
-// rates returns two hit rates of the probe so far: with the cache that was carried into it, and with a cache that was
-// empty at its start.
+// rates returns two hit rates of the probe so far. One is for the cache that was carried into the probe, the other is
+// for a cache that was empty at the probe's start.
 func (c *recall) rates() (carried, empty float64) {
 	if c.asked == 0 {
 		return 0, 0
@@ -78,7 +78,8 @@ func (c *recall) rates() (carried, empty float64) {
 	return c.carried / c.asked, c.empty / c.asked
 }
 
-// watch returns the schedule unchanged, and passes each of its requests to ask. It also works without a recall (nil).
+// watch returns the schedule unchanged, and passes each of its requests to the method ask. watch also works on a nil
+// recall.
 func (c *recall) watch(schedule workload.Schedule) workload.Schedule {
 	if c == nil {
 		return schedule
@@ -93,7 +94,7 @@ func (c *recall) watch(schedule workload.Schedule) workload.Schedule {
 	}
 }
 
-// ask counts how much of a prompt is in the cache. Then it adds the prompt and its answer to the cache.
+// ask counts how much of a prompt is in the cache. Then it adds the prompt and the answer to the cache.
 func (c *recall) ask(r *workload.Request) {
 	c.split(r)
 	carried, empty := true, true
@@ -156,30 +157,30 @@ func (c *recall) hold(b block) {
 		slot = c.free[n-1]
 		c.free = c.free[:n-1]
 	} else {
-		c.held = append(c.held, held{})
+		c.held = append(c.held, heldBlock{})
 	}
 	if b.hash != 0 {
 		c.slots[b.hash] = slot
 	}
-	c.held[slot] = held{hash: b.hash, tokens: b.tokens}
-	c.latest(slot)
+	c.held[slot] = heldBlock{hash: b.hash, tokens: b.tokens}
+	c.makeLatest(slot)
 }
 
 func (c *recall) again(slot int32) {
-	c.leave(slot)
-	c.latest(slot)
+	c.unlink(slot)
+	c.makeLatest(slot)
 }
 
-// latest makes a block the most recently used one, at the end of the ring.
-func (c *recall) latest(slot int32) {
+// makeLatest makes a block the most recently used one, at the end of the ring.
+func (c *recall) makeLatest(slot int32) {
 	h, none := &c.held[slot], &c.held[0]
 	h.last, h.before, h.behind = c.asks, none.before, 0
 	c.held[none.before].behind = slot
 	none.before = slot
 }
 
-// leave removes a block from the ring.
-func (c *recall) leave(slot int32) {
+// unlink removes a block from the ring.
+func (c *recall) unlink(slot int32) {
 	h := &c.held[slot]
 	c.held[h.before].behind, c.held[h.behind].before = h.behind, h.before
 }
@@ -191,12 +192,12 @@ func (c *recall) forget(slot int32) {
 	if h.hash != 0 {
 		delete(c.slots, h.hash)
 	}
-	c.leave(slot)
+	c.unlink(slot)
 	c.free = append(c.free, slot)
 }
 
-// Cached is the share of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the protocol.
-// It assumes that the cache is large enough for all prompts and answers.
+// Cached returns the fraction of a window's prompt tokens, 0 to 1, that a server finds in its prefix cache under the
+// given protocol. It assumes that the cache is large enough for all prompts and answers.
 func Cached(plan workload.Plan, cache Protocol) float64 {
 	c := newRecall(defaultKVTokens)
 	schedule := plan.Schedule()
@@ -227,6 +228,6 @@ func Cached(plan workload.Plan, cache Protocol) float64 {
 	return carried
 }
 
-// maxPrimed limits how many requests of an endless workload Cached reads to fill the cache. Requests that share
-// everything would never fill it.
+// maxPrimed limits how many requests of an endless workload Cached reads to fill the cache. If all requests shared the
+// same prompt, they would never fill the cache.
 const maxPrimed = 2000

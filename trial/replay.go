@@ -9,9 +9,9 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// Replay measures the probes in the task's Done again. It probes the same rates in the same order on one server, which
-// is warmed up and primed as in Run. It searches nothing and records nothing. A probe that had ended early ends after
-// the same time. All other probes run to their end, even if they break the SLO now. The server is gone when Replay
+// Replay repeats the probes in task.Done. It probes the same rates in the same order on one server, which is warmed up
+// and primed as in Run. It searches nothing and records nothing. A probe that ended early ends after the same time in
+// the replay. All other probes run to their end, even if they break the SLO now. The server is gone when Replay
 // returns.
 func (r *Runner) Replay(ctx context.Context, task Task) (probes []Probe, err error) {
 	server, load, err := r.startServer(ctx, task)
@@ -23,11 +23,11 @@ func (r *Runner) Replay(ctx context.Context, task Task) (probes []Probe, err err
 		err = errors.Join(err, stopErr)
 	}()
 	replayed := &replayedLoad{Load: load}
-	t := newSearchRun(newSession(r, task, server, replayed))
+	t := newSearchRun(newSession(r, task, server, replayed, NewBooks(r.Simulated)))
 	if err := t.warmUp(ctx); err != nil {
 		return nil, explain(ctx, server, err)
 	}
-	for _, was := range task.Done { // Done may be only a part of a trial, so each probe takes the draw of its own number
+	for _, was := range task.Done { // Done may be only a part of a trial, so the number of each probe, not its place in Done, chooses its draw
 		replayed.until = 0
 		if was.Stopped {
 			replayed.until = was.GPUTime - was.Replaced
@@ -41,14 +41,14 @@ func (r *Runner) Replay(ctx context.Context, task Task) (probes []Probe, err err
 	return probes, nil
 }
 
-// A replayedLoad ends each probe after the same time as before.
+// A replayedLoad ends each probe after the same time as in the original trial.
 type replayedLoad struct {
 	Load
 	until time.Duration // when to end the current probe; 0 means at its planned end
 }
 
-// Run replaces the stop of a probe by a stop at the time until. A load without a stop, such as the warm-up, is not
-// changed.
+// Run replaces the Stop of a probe by one that ends the probe after r.until. It does not change a load without a Stop,
+// such as the warm-up.
 func (r *replayedLoad) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	if stop != nil {
 		stop = nil

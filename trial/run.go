@@ -31,18 +31,18 @@ type Runner struct {
 	Source    workload.Source
 	SLO       slo.SLO
 	Lengths   Lengths
-	Confirm   Lengths // of the probes of a Task that confirms; its LeadIn is longer too
+	Confirm   Lengths // used instead of Lengths if the Task has Confirm: the probes are longer, and so are their lead-ins
 	Cache     Protocol
 	PrimeRate float64         // requests per second while the prefix cache is primed; 0 means as many as the server takes
 	Search    capacity.Search // its Hint is the first rate of the first trial; 0 means a guess from the size of the KV cache
 	Seed      uint64          // seed of requests and arrivals, the same in every trial
 	Arrivals  workload.Arrivals
-	Natural   bool     // whether the model decides where an answer ends, so that no answer has a wrong length
+	Natural   bool     // whether the model decides where an answer ends; then no answer has a wrong length
 	Marks     []string // notes that every result gets
 	Simulated bool     // whether the server is simulated; a server that fails to start cannot report this itself
 
-	// A trial ends early if its server accepts too few of the tokens that it drafts: less than MinAcceptance, 0 to 1.
-	// This is judged once, after MinDrafted drafted tokens. A MinAcceptance of 0 means no minimum.
+	// A trial ends early if its server accepts less than the fraction MinAcceptance (0 to 1) of the tokens that it
+	// drafts. This is judged once, after MinDrafted drafted tokens. A MinAcceptance of 0 means no minimum.
 	MinAcceptance float64
 	MinDrafted    int
 
@@ -54,17 +54,17 @@ type Runner struct {
 // A Task is one trial to run.
 type Task struct {
 	Number   int
-	Args     []string       // all args of the server after the model
-	Hint     func() float64 // returns the first rate of the search, called after Accept; nil or 0 means the Runner's Hint
-	MaxFails int            // probes that may fail before the first passes; 0 means no limit
-	// Best returns the server that the point must beat, called after Accept. The search is then a race. Without Best, or if
-	// the server has no capacity, the search finds the point's own capacity.
-	Best   func() Rival
-	Budget time.Duration // GPU time of the trial; no probe except the first begins if it would exceed this; 0 means no limit
-	// Confirm asks for longer probes, in small steps from the Hint. With Roughly too, only their lead-in is longer.
-	Confirm, Roughly bool
-	Draw             int     // number of the first probe's draw; an independent measurement needs draws that no other trial uses
-	Done             []Probe // probes from before an interruption; they are not repeated
+	Args     []string          // all args of the server after the model's name
+	Env      map[string]string // environment variables of the point
+	Hint     func() float64    // returns the first rate of the search, called after Accept; nil or 0 means the Runner's Hint
+	MaxFails int               // probes that may fail before the first passes; 0 means no limit
+	// Best is called after Accept, and returns the server that the point must beat. The search is then a race. If there
+	// is no Best, or if that server has no capacity, the search finds the point's own capacity.
+	Best    func() Rival
+	Budget  time.Duration // GPU time of the trial; no probe except the first begins if it would exceed this; 0 means no limit
+	Confirm bool          // asks for longer probes, in small steps from the Hint
+	Draw    int           // number of the first probe's draw (one set of random requests); an independent measurement needs draws that no other trial uses
+	Done    []Probe       // probes from before an interruption; they are not repeated
 	// Attempt is the number of the server that is started for this trial, from 0. A later attempt repeats the probes
 	// that a late load generator decided in earlier attempts.
 	Attempt int
@@ -72,13 +72,15 @@ type Task struct {
 
 	Accept   func(serverctl.Facts) error // called when the server is ready; an error ends the trial; nil accepts any server
 	Progress func(step string)           // called with the name of each step as it begins; nil means silent
+	Booked   func(Spent)                 // called with what was spent since the last call, before each Record and at the end; may be nil
 	Finish   <-chan struct{}             // when it is closed, Run finishes the current probe, if there is one, and returns ErrInterrupted
 }
 
 // A Rival is a measured server of the same study.
 type Rival struct {
 	Capacity capacity.Capacity
-	Probes   []Probe
+	Probes   []Probe // none if the point's server cannot be compared with the Rival probe by probe
+	Unit     string  // see capacity.Race
 }
 
 // Run measures one point. If the server fails, that is a result and no error. An error means that ctx has ended, or
@@ -92,19 +94,24 @@ func (r *Runner) Run(ctx context.Context, task Task) (Result, error) {
 // onServer starts the task's server, measures with it, and stops it.
 func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.Context, *session) (capacity.Capacity, error)) (Result, error) {
 	task.progress("starting the server")
-	began := time.Now()
+	began, books := time.Now(), NewBooks(r.Simulated)
 	server, load, err := r.startServer(ctx, task)
 	if err != nil {
 		failed := Result{Notes: slices.Clone(r.Marks), Facts: serverctl.Facts{Simulated: r.Simulated}, GPUTime: time.Since(began)}
-		return failure(failed, ctx, err)
+		failed, err = failure(failed, ctx, err)
+		books.Add(Starting, failed.GPUTime)
+		spent := books.Settle(Starting)
+		task.booked(spent)
+		failed.GPUTime, failed.Spent = failed.GPUTime+GPUTimeOf(task.Done), spent.Plus(SpentOn(task.Done))
+		return failed, err
 	}
-	s := newSession(r, task, server, load)
+	s := newSession(r, task, server, load, books)
 	var found capacity.Capacity
 	if task.Accept != nil {
 		err = task.Accept(server.Facts())
 	}
 	if err == nil {
-		found, err = s.whileItLives(ctx, measure)
+		found, err = s.whileServerLives(ctx, measure)
 	}
 	if stopErr := s.stop(ctx); stopErr != nil { // this ends the study, because the remains of this server would disturb the next one
 		return s.result, errors.Join(err, fmt.Errorf("stop the server of trial %d: %w", task.Number, stopErr))
@@ -124,7 +131,7 @@ func (r *Runner) onServer(ctx context.Context, task Task, measure func(context.C
 
 func (r *Runner) startServer(ctx context.Context, task Task) (server Server, load Load, err error) {
 	err = task.unlessFinished(ctx, func(ctx context.Context) (err error) {
-		launch := Launch{Number: task.Number, Args: task.Args, Progress: func(step string) { task.progress("%s", step) }}
+		launch := Launch{Number: task.Number, Args: task.Args, Env: task.Env, Progress: func(step string) { task.progress("%s", step) }}
 		server, load, err = r.Start(ctx, launch)
 		return err
 	})
@@ -146,11 +153,7 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 		return result, err
 	}
 	if exit.Fatal() {
-		err = fmt.Errorf("no choice of flags would cure this: %w", err)
-		if remedy := serverctl.Remedy(exit.Class, exit.Cause); remedy != "" {
-			err = fmt.Errorf("%w; %s", err, remedy)
-		}
-		return result, err
+		return result, WithRemedy(fmt.Errorf("no choice of flags would cure this: %w", err), exit.Class, exit.Cause)
 	}
 	result.Outcome, result.Class, result.Cause, result.Evidence, result.Tail = Unknown, exit.Class, exit.Cause, exit.Evidence, exit.Tail
 	result.Argparse, result.KVGiB = exit.Argparse, exit.KVGiB
@@ -159,6 +162,12 @@ func failure(result Result, ctx context.Context, err error) (Result, error) {
 		result.Outcome = Infeasible
 	}
 	return result, nil
+}
+
+func (t Task) booked(s Spent) {
+	if t.Booked != nil {
+		t.Booked(s)
+	}
 }
 
 func (t Task) progress(format string, args ...any) {
@@ -177,21 +186,25 @@ func (t Task) finished() error {
 	}
 }
 
-// unlessFinished runs do, and cancels it when Finish is closed. It is for steps that leave no result when they end
-// early.
 func (t Task) unlessFinished(ctx context.Context, do func(context.Context) error) error {
-	ctx, stop := until(ctx, t.Finish, func() error { return ErrInterrupted })
+	return UnlessFinished(ctx, t.Finish, do)
+}
+
+// UnlessFinished runs a step of the trial, and cancels the step when finish is closed. It is for steps that leave no
+// result when they end early. If the step ended because finish was closed, the error is ErrInterrupted.
+func UnlessFinished(ctx context.Context, finish <-chan struct{}, step func(context.Context) error) error {
+	ctx, stop := contextUntil(ctx, finish, func() error { return ErrInterrupted })
 	defer stop()
-	err := do(ctx)
+	err := step(ctx)
 	if err != nil && errors.Is(context.Cause(ctx), ErrInterrupted) {
 		return ErrInterrupted
 	}
 	return err
 }
 
-// until returns a context that also ends when done is closed; cause then gives the context's cause. The returned
-// function releases the context.
-func until(ctx context.Context, done <-chan struct{}, cause func() error) (context.Context, func()) {
+// contextUntil returns a context that also ends when done is closed. The cause of the context is then the result of
+// cause(). The returned function releases the context.
+func contextUntil(ctx context.Context, done <-chan struct{}, cause func() error) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	watched := make(chan struct{})
 	go func() {
@@ -208,20 +221,20 @@ func until(ctx context.Context, done <-chan struct{}, cause func() error) (conte
 	}
 }
 
-// SearchLeadIn is how long the load of a search's probe goes on before requests are counted, unless the user sets it. It
-// is twice as long as a request may take, so that as many requests are in flight as in the long run. The limits and the
+// SearchLeadIn returns the default lead-in of a search's probes: the time of load before requests are counted. It is
+// twice as long as a request may take, so that as many requests are in flight as in the long run. The limits and the
 // mean length of an answer say how long a request may take.
 func SearchLeadIn(s slo.SLO, source workload.Source) time.Duration {
 	const minLeadIn, maxLeadIn, lifetimes = 30 * time.Second, 150 * time.Second, 2
 	return min(max(minLeadIn, lifetimes*s.MayTake(meanAnswer(source))), maxLeadIn).Round(time.Second)
 }
 
-// DefaultLeadIn is the lead-in where the capacity itself is wanted, and not only a comparison of capacities.
+// DefaultLeadIn is the lead-in of a measurement that needs the capacity itself, not only a comparison of capacities.
 //
 // A cache that is carried from probe to probe needs twice as long as SearchLeadIn until its contents are as in the long
-// run. This was tried on a simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes. Capacities
-// were 7 % too high with a lead-in of 60 s, 4 % with 120 s, and no better with 180 s. In a search all of them are too
-// high alike.
+// run. This was measured on a simulated H200, with answers of 500 tokens at 60 ms and windows of two minutes.
+// Capacities were 7 % too high with a lead-in of 60 s, 4 % with 120 s, and no better with 180 s. A search uses the
+// shorter lead-in, because this error is the same for all capacities that it compares.
 func DefaultLeadIn(s slo.SLO, source workload.Source, cache Protocol) time.Duration {
 	leadIn := SearchLeadIn(s, source)
 	if cache != Reset {

@@ -180,7 +180,7 @@ func (s *stub) Run(ctx context.Context, schedule workload.Schedule, stop bench.S
 	return run, nil
 }
 
-// silence is a run without tokens. It ends early if it is a probe.
+// silence makes a run whose requests get no tokens. If the run is a probe, it ends early.
 func (s *stub) silence(schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	run := bench.Run{Stopped: stop != nil, Elapsed: 3 * time.Second, Series: make(bench.Series, 3)}
 	for a := range schedule {
@@ -219,19 +219,19 @@ func (s *stub) ask(q *workload.Request) {
 	s.seen[prompt] = true
 }
 
-// answer completes the samples. short is how many tokens are missing in each answer.
-func answer(samples []bench.Sample, ttft time.Duration, short int) {
+// answer completes the samples. Each answer lacks as many tokens as missing says.
+func answer(samples []bench.Sample, ttft time.Duration, missing int) {
 	for i := range samples {
 		q := &samples[i]
-		if short > 0 {
-			q.Failure, q.OutputTokens = bench.WrongLength, q.WantTokens-short
+		if missing > 0 {
+			q.Failure, q.OutputTokens = bench.WrongLength, q.WantTokens-missing
 		}
 		q.First, q.Last, q.End = q.Due+ttft, q.Due+ttft+10*time.Millisecond, q.Due+ttft+10*time.Millisecond
 	}
 }
 
-// evenly returns a workload with even arrivals, from which the stub can compute the rate. It also returns the workload's LongRun,
-// which is built only once.
+// evenly returns a workload with even arrivals, from which the stub can compute the rate. It also returns the
+// workload's LongRun, which is built only once.
 var evenly = sync.OnceValues(func() (workload.Plan, *LongRun) {
 	source, err := workload.Open(workload.Spec{Kind: "random", InputTokens: 16, OutputTokens: 2, Requests: 50}, 1)
 	if err != nil {
@@ -326,11 +326,11 @@ func TestRunWhenTheServerFails(t *testing.T) {
 	}{
 		{"a refusal to start is the point's fault", fails(&serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed", KVGiB: new(1.5)}), serverctl.KVTooSmall, ""},
 		{"a death under load is the point's fault", dies.start, serverctl.OOMLoad, ""},
-		{"so is a death between two loads, with the server's own last words", func(ctx context.Context, l Launch) (Server, Load, error) {
+		{"a death between two loads is the point's fault, with the server's own last words", func(ctx context.Context, l Launch) (Server, Load, error) {
 			_, load, err := resets.start(ctx, l)
 			return resetKiller{resets}, load, err
 		}, serverctl.OOMLoad, ""},
-		{"so is a death in the warm-up", func(ctx context.Context, l Launch) (Server, Load, error) {
+		{"a death in the warm-up is the point's fault", func(ctx context.Context, l Launch) (Server, Load, error) {
 			server, _, err := warms.start(ctx, l)
 			return server, failingLoad{warms}, err
 		}, serverctl.OOMLoad, ""},
@@ -419,7 +419,8 @@ func TestSpeculationIsWhatAProbeDrafted(t *testing.T) {
 	}
 }
 
-// If a probe completes no request, one more request shows whether the server hangs or is only slow, however early the probe ended.
+// If a probe completes no request, one more request shows whether the server hangs or is only slow, however early the
+// probe ended.
 func TestAHangIsNoBrokenLimit(t *testing.T) {
 	for _, row := range []struct {
 		name  string
@@ -427,14 +428,14 @@ func TestAHangIsNoBrokenLimit(t *testing.T) {
 		class serverctl.Class // empty if the server was only slow and its probe counts
 		says  string
 	}{
-		{"no token, ever again", &stub{says: bench.TimedOut}, serverctl.Hang, "no request was completed under load, and a single request afterwards was not completed within 3 s"},
+		{"no more tokens", &stub{says: bench.TimedOut}, serverctl.Hang, "no request was completed under load, and a single request afterwards was not completed within 3 s"},
 		{"the first token of each, and no more", &stub{says: bench.TimedOut, begins: true}, serverctl.Hang, "no request was completed under load"},
-		{"nothing but failures", &stub{says: bench.Status}, serverctl.CrashLoad, "no request was completed, and a single request sent afterwards failed too: http-status"},
-		{"nothing but refusals", &stub{says: bench.Status, status: 503}, serverctl.Infrastructure, "no request was completed, and a single request sent afterwards failed too: http-status"},
+		{"only failures", &stub{says: bench.Status}, serverctl.CrashLoad, "no request was completed, and a single request sent afterwards failed too: http-status"},
+		{"only refusals", &stub{says: bench.Status, status: 503}, serverctl.Infrastructure, "no request was completed, and a single request sent afterwards failed too: http-status"},
 		{"a token after all", &stub{wakes: 4}, "", ""},
 	} {
 		s := row.stub
-		s.capacity, s.silent = 4.8, 3 // after the warm-up
+		s.capacity, s.silent = 4.8, 3 // the tokens end with run 3, after the warm-up
 		var probes []Probe
 		r := runner(t, s, Reset)
 		r.Lengths.LeadIn, r.Search.MaxProbes = time.Millisecond, 1
@@ -466,8 +467,9 @@ func TestAVoidProbeIsNotRecorded(t *testing.T) {
 	}
 }
 
-// A late load generator proves nothing against the server. A pass with a late generator is only a lower bound. A generator that
-// falls behind by more than a hundredth of the window has not offered the rate. If nothing passed, nothing is known.
+// A late load generator proves nothing against the server. A pass with a late generator is only a lower bound. A
+// generator that falls behind by more than a hundredth of the window has not offered the rate. If nothing passed,
+// nothing is known.
 func TestALateLoadGeneratorGivesALowerBound(t *testing.T) {
 	for _, row := range []struct {
 		name     string

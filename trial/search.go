@@ -18,7 +18,7 @@ type searchRun struct {
 	probes int           // number of probes so far, including those from before an interruption
 	runOut time.Duration // the longest run-out so far
 	spent  time.Duration // GPU time before the first probe
-	whole  bool          // whether every probe runs to its end, to show where the boundary is and not only on which side of it the rate lies
+	whole  bool          // whether every probe runs to its end. A whole probe shows where the boundary is; a probe that ends early shows only on which side of the boundary its rate lies.
 }
 
 func newSearchRun(s *session) *searchRun {
@@ -28,12 +28,13 @@ func newSearchRun(s *session) *searchRun {
 	}
 }
 
-// run warms the server up, searches for the capacity, and tries the server with the largest load that it admits.
+// run warms the server up, searches for the capacity, and then tests whether the server survives the largest load that
+// it admits.
 func (t *searchRun) run(ctx context.Context) (capacity.Capacity, error) {
 	if err := t.task.unlessFinished(ctx, t.warmUp); err != nil {
 		return capacity.Capacity{}, err
 	}
-	t.spent = t.result.GPUTime
+	t.spent = t.result.GPUTime - GPUTimeOf(t.task.Done)
 	known, err := t.takeOver(t.task.Done)
 	if err != nil {
 		return capacity.Capacity{}, err
@@ -49,7 +50,7 @@ func (t *searchRun) warmUp(ctx context.Context) error {
 	return warmUp{t.session, &t.drafts, cmp.Or(t.runner.PrimeRate, t.firstRate)}.run(ctx)
 }
 
-// takeOver adds the probes that were measured before an interruption, and returns those that still count as steps.
+// takeOver adds the probes that were measured before an interruption. It returns as steps the probes that still count.
 func (t *searchRun) takeOver(probes []Probe) (steps []capacity.Step, err error) {
 	for _, p := range probes {
 		t.probes++
@@ -64,7 +65,7 @@ func (t *searchRun) takeOver(probes []Probe) (steps []capacity.Step, err error) 
 // search returns the Runner's Search with the known steps and with the first rate of this trial.
 func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	search := t.runner.Search
-	search.Known, search.Population, search.Cost = known, t.runner.longRun().Population, t.cost
+	search.Known, search.Population, search.Cost = known, t.runner.SharedLongRun().Population, t.cost
 	search.Plan = func(f capacity.Forecast) {
 		t.whole = f.Probes > 0
 		if told := t.runner.Search.Plan; told != nil {
@@ -75,12 +76,12 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	if t.task.Hint != nil {
 		search.Hint = cmp.Or(t.task.Hint(), t.firstRate)
 	}
-	if t.task.Confirm && !t.task.Roughly {
+	if t.task.Confirm {
 		search.Factor, search.Tolerance = confirmStep, confirmStep-1
 	}
 	if t.task.Best != nil {
 		rival := t.task.Best()
-		search.Race.Best = rival.Capacity
+		search.Race.Best, search.Race.Unit = rival.Capacity, rival.Unit
 		for _, p := range rival.Probes {
 			search.Race.Steps = append(search.Race.Steps, capacity.Step{Rate: p.Rate, Outcome: t.outcome(p)})
 		}
@@ -91,7 +92,7 @@ func (t *searchRun) search(known []capacity.Step) capacity.Search {
 	return search
 }
 
-// confirmStep is the factor between the rates of a confirmation. The capacity is known to about a tenth already.
+// confirmStep is the factor between the rates of a confirmation. The capacity is already known to within about 10 %.
 const confirmStep = 1.12
 
 // measureRate probes a rate and records the probe.
@@ -103,12 +104,13 @@ func (t *searchRun) measureRate(ctx context.Context, rate float64) (capacity.Out
 		return capacity.Outcome{}, err
 	}
 	t.probes++
+	t.result.GPUTime += p.GPUTime
 	return t.outcome(p), t.add(p)
 }
 
-// probeOf measures a rate. again means that the probe replaces an earlier one.
-func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, again bool) (Probe, error) {
-	plan := t.plan(t.cache.draw(seq, again), rate)
+// probeOf measures a rate. If isRepeat is true, the probe replaces an earlier one.
+func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, isRepeat bool) (Probe, error) {
+	plan := t.plan(t.cache.draw(seq, isRepeat), rate)
 	n, window := plan.Counted()
 	o := offer{Level: Level{Rate: rate}, schedule: plan.Schedule(), planned: n, leadIn: plan.LeadIn, window: window}
 	if t.runner.Cache == Reset {
@@ -120,10 +122,9 @@ func (t *searchRun) probeOf(ctx context.Context, seq int, rate float64, again bo
 	return t.probe(ctx, seq, o)
 }
 
-// add adds a probe to the totals of the trial. It returns an error if the server accepts too few drafts; the error ends
+// add adds a probe to what the trial knows. It returns an error if the server accepts too few drafts; the error ends
 // the trial.
 func (t *searchRun) add(p Probe) error {
-	t.result.GPUTime += p.GPUTime
 	if !p.Stopped {
 		t.runOut = max(t.runOut, p.GPUTime-p.Replaced-t.lengths().LeadIn-p.Measurement.Window)
 	}
@@ -138,17 +139,17 @@ func (t *searchRun) outcome(p Probe) capacity.Outcome {
 	if planned, _ := plan.Counted(); p.Stopped && len(p.Verdict.Checks) > 0 {
 		o.Seen = float64(len(p.Verdict.Checks[0].Each)) / float64(planned)
 	}
-	o.Evidence = t.runner.longRun().Evidence(plan.Schedule(), p.Rate, plan.Draw, t.runner.SLO, p.Verdict)
+	o.Evidence = t.runner.SharedLongRun().Evidence(plan.Schedule(), p.Rate, plan.Draw, t.runner.SLO, p.Verdict)
 	return o
 }
 
-// maxBehind is how late the load generator may be at p99 for a rate to count as offered, as a fraction of the window. A
-// generator that falls behind during the whole window offers less than planned. A pass then says nothing about the
-// planned rate.
+// maxBehind limits how late the load generator may be at p99, as a fraction of the window. If it was later, the planned
+// rate was not offered: a generator that falls behind during the whole window offers a lower rate. A pass then says
+// nothing about the planned rate.
 const maxBehind = 0.01
 
 // Outcome returns a probe for a sweep, without evidence. A probe passed if it kept the SLO at the planned rate. The
-// load generator may have sent single requests late, but it must have offered that rate.
+// load generator may have sent single requests late, but it must have offered the planned rate.
 func (p Probe) Outcome() capacity.Outcome {
 	v, m := p.Verdict, p.Measurement
 	offered := v.ClientLimited == "" || m.Window <= 0 || m.SendLag.P99 <= maxBehind*m.Window.Seconds()*1000
@@ -158,9 +159,10 @@ func (p Probe) Outcome() capacity.Outcome {
 	}
 }
 
-// plan returns the load of the probe with a draw. Each probe has a draw of its own. With a single draw, the load would
-// have more or fewer bursts than the long run. Later probes would also find their own requests in the cache. Every
-// trial has the same draws, so two trials differ by their servers alone.
+// plan returns the load of a probe at a rate. The number draw chooses one set of random requests, and each probe has a
+// draw of its own. If all probes used the same draw, their load would have more or fewer bursts than the long run.
+// Later probes would also find their own requests in the cache. Every trial has the same draws, so two trials differ by
+// their servers alone.
 func (t *searchRun) plan(draw int, rate float64) workload.Plan {
 	r, lengths := t.runner, t.lengths()
 	return workload.Plan{
@@ -177,12 +179,8 @@ func (t *searchRun) cost(rate float64) time.Duration {
 
 // lengths returns the lengths of the task's probes.
 func (t *searchRun) lengths() Lengths {
-	switch lengths := t.runner.Lengths; {
-	case !t.task.Confirm:
-		return lengths
-	case t.task.Roughly:
-		lengths.LeadIn = t.runner.Confirm.LeadIn
-		return lengths
+	if t.task.Confirm {
+		return t.runner.Confirm
 	}
-	return t.runner.Confirm
+	return t.runner.Lengths
 }

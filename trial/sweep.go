@@ -38,7 +38,7 @@ func (p Probe) Level() Level { return Level{Rate: p.Rate, Streams: p.Streams} }
 
 // A Sweep is the plan for one server: a warm-up, then one load after the other. It does what people did by hand with
 // vllm bench serve. Every level sends the same requests and counts all of them: there is no lead-in and no run-out. All
-// rates use the same pattern of arrivals. It is stretched so that the last request is due at Requests/rate
+// rates use the same pattern of arrivals. The pattern is stretched so that the last request is due at Requests/rate
 // (vllm/benchmarks/serve.py, 0.14.1 and 0.33).
 type Sweep struct {
 	Levels   []Level
@@ -70,8 +70,8 @@ func (s Sweep) Planned() time.Duration {
 	return took
 }
 
-// Takes returns for how long a level sends its requests. It returns 0 for a closed loop, where this depends on the
-// server.
+// Takes returns for how long a level sends its requests. It returns 0 for a closed loop, because the server decides how
+// long that takes.
 func (s Sweep) Takes(l Level) time.Duration {
 	if l.Rate <= 0 {
 		return 0
@@ -79,7 +79,7 @@ func (s Sweep) Takes(l Level) time.Duration {
 	return time.Duration(float64(s.Requests) / l.Rate * float64(time.Second))
 }
 
-// Steps converts the probes of a sweep for capacity.Highest.
+// Steps converts the probes of a sweep into the form that capacity.Highest reads.
 func Steps(probes []Probe) []capacity.Step {
 	steps := make([]capacity.Step, len(probes))
 	for i, p := range probes {
@@ -125,7 +125,7 @@ func (s sweepRun) run(ctx context.Context) (capacity.Capacity, error) {
 
 func (s sweepRun) warmUp(ctx context.Context) error {
 	s.task.progress("warming up with %s", render.Count(s.WarmUp, "request"))
-	if err := s.pass(ctx, workload.WindowStream, 0, s.WarmUp, cmp.Or(s.WarmUpRate, s.firstRate)); err != nil {
+	if err := s.sendPass(ctx, workload.WindowStream, 0, s.WarmUp, cmp.Or(s.WarmUpRate, s.firstRate)); err != nil {
 		return fmt.Errorf("warm up: %w", err)
 	}
 	return s.pause(ctx, s.WarmUpCooldown)
@@ -182,7 +182,7 @@ func (s sweepRun) pause(ctx context.Context, d time.Duration) error {
 		return nil
 	}
 	s.task.progress("cooling down for %s", render.Took(d))
-	s.result.GPUTime += d
+	s.spend(Idling, d)
 	if s.Pause != nil {
 		return s.Pause(ctx, d)
 	}

@@ -116,7 +116,7 @@ func TestASweepRepeatsALateLevel(t *testing.T) {
 func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 	s := &stub{capacity: 100}
 	r := runner(t, s, Carried)
-	spy := &asked{stub: s}
+	spy := &arrivalRecorder{stub: s}
 	r.Start = func(ctx context.Context, l Launch) (Server, Load, error) {
 		server, _, err := s.start(ctx, l)
 		return server, spy, err
@@ -143,13 +143,13 @@ func TestSweepAsksTheSameAtEachRate(t *testing.T) {
 	}
 }
 
-// asked is a stub that records the arrivals of each run.
-type asked struct {
+// An arrivalRecorder is a stub that records the arrivals of each run.
+type arrivalRecorder struct {
 	*stub
 	runs [][]workload.Arrival
 }
 
-func (a *asked) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
+func (a *arrivalRecorder) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	var all []workload.Arrival
 	for arrival := range schedule {
 		all = append(all, arrival)

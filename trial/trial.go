@@ -13,7 +13,7 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A Server is one running inference server. A Start returns it when it is ready for requests.
+// A Server is one running inference server. A function of type Start returns it when it is ready for requests.
 type Server interface {
 	// Facts returns what the server reported about itself during its start.
 	Facts() serverctl.Facts
@@ -27,9 +27,9 @@ type Server interface {
 	Exited() <-chan struct{}
 	// Err returns a *serverctl.ExitError that says why Exited was closed.
 	Err() error
-	// Observe records once a second what the server does, until end is called. The times in the series count from
-	// begin. end returns nil if nothing can be recorded, as in virtual time.
-	Observe(begin time.Time) (end func() *serverctl.Series)
+	// Observe records once a second what the server does, until the caller calls endSeries. The times in the series
+	// count from begin. If nothing can be recorded, as in virtual time, endSeries returns nil.
+	Observe(begin time.Time) (endSeries func() *serverctl.Series)
 	// Stop ends the server and waits until its processes are gone and its resources are free. It returns how the server
 	// ended. A second call is safe.
 	Stop(ctx context.Context) (serverctl.Ended, error)
@@ -40,8 +40,8 @@ type Load interface {
 	Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error)
 }
 
-// A ClosedLoad can also send a closed loop. It keeps as many requests in flight as there are streams. A workload.Loop
-// makes its schedule.
+// A ClosedLoad can also send a closed loop. It keeps as many requests in flight as there are streams. The schedule of a
+// closed loop comes from a workload.Loop.
 type ClosedLoad interface {
 	RunClosed(ctx context.Context, schedule workload.Schedule, streams int, stop bench.Stop) (bench.Run, error)
 }
@@ -53,7 +53,8 @@ type Start func(ctx context.Context, launch Launch) (Server, Load, error)
 // A Launch says which server to start.
 type Launch struct {
 	Number   int               // number of the trial
-	Args     []string          // all args after the model
+	Args     []string          // all args after the model's name
+	Env      map[string]string // environment variables of the point, which override those of every trial
 	Progress func(step string) // called with the name of each step when it begins; never nil
 }
 
@@ -71,6 +72,7 @@ type Probe struct {
 	Note        string            `json:"note,omitempty"`
 	GPUTime     time.Duration     `json:"gpu_time_ns"`           // lead-in, window, run-out and drain, plus Replaced
 	Replaced    time.Duration     `json:"replaced_ns,omitempty"` // GPU time of the earlier probe that this one replaces; 0 if it replaces none
+	Spent       Spent             `json:"spent_ns,omitempty"`    // GPUTime divided into parts, plus the time to empty the cache; nil in trials of older tuners
 
 	Speculation *Speculation      `json:"speculation,omitempty"` // nil if the server drafted nothing
 	Server      *serverctl.Series `json:"server,omitempty"`      // what the server did, on the clock of the Measurement's series
@@ -91,23 +93,26 @@ type Outcome string
 const (
 	Measured   Outcome = "measured"   // the point has a capacity, or is known to have none
 	Infeasible Outcome = "infeasible" // the server does not run with these flags
-	Dropped    Outcome = "dropped"    // the trial ended early, because the point cannot be the best; the class tells why
+	Dropped    Outcome = "dropped"    // the trial ended early, because the point cannot be the best; the field Class tells why
 	Unknown    Outcome = "unknown"    // the flags did not cause the failure, so the search learns nothing from it
 )
 
 // A Result is the result of one trial.
 type Result struct {
 	Outcome  Outcome           `json:"outcome"`
-	Class    serverctl.Class   `json:"class,omitempty"`    // why the outcome is not Measured; a Measured trial has ClientLimited if the load generator limited its capacity
+	Class    serverctl.Class   `json:"class,omitempty"`    // why the outcome is not Measured; a Measured trial has the class ClientLimited if the load generator limited its capacity
 	Cause    serverctl.Cause   `json:"cause,omitempty"`    // more exact reason than the class; "" if it is not known
 	Evidence string            `json:"evidence,omitempty"` // line of the log, or message, that shows the class
-	Argparse bool              `json:"argparse,omitempty"` // as in serverctl.ExitError; false in trials of older tuners
-	KVGiB    *float64          `json:"kv_gib,omitempty"`   // as in serverctl.ExitError; nil in trials of older tuners
+	Argparse bool              `json:"argparse,omitempty"` // the same as in serverctl.ExitError; false in trials of older tuners
+	KVGiB    *float64          `json:"kv_gib,omitempty"`   // the same as in serverctl.ExitError; nil in trials of older tuners
 	Tail     []string          `json:"tail,omitempty"`     // last lines of the server's log; empty if Measured
 	Capacity capacity.Capacity `json:"capacity"`
 	Cache    Protocol          `json:"cache,omitempty"` // how the trial treated the prefix cache; empty in trials of older tuners
 	Facts    serverctl.Facts   `json:"facts"`
 	Ended    serverctl.Ended   `json:"ended"`       // how the server ended
 	GPUTime  time.Duration     `json:"gpu_time_ns"` // time of start, warm-up, priming, probes and stop
-	Notes    []string          `json:"notes,omitempty"`
+	// Spent divides time into parts. It has the time of all servers that this trial had in its last run, and the time
+	// of the probes of earlier runs. It is nil in trials of older tuners.
+	Spent Spent    `json:"spent_ns,omitempty"`
+	Notes []string `json:"notes,omitempty"`
 }

@@ -14,7 +14,7 @@ import (
 
 const (
 	// warmUpRequests is the number of requests in one piece of the warm-up. In sweeps made by hand, the whole warm-up
-	// had as many.
+	// had as many requests.
 	warmUpRequests = 10
 	// A warm-up ends after maxWarmUps pieces, or after the first piece that ends later than warmUpLimit. If the server
 	// is not warm by then, the result has a note.
@@ -25,8 +25,8 @@ const (
 	// simulated H200, which is warm from its start, this happened by chance in 1 of 343 pieces.
 	tpotFall = 0.9
 	// TTFT has fallen if its median in a piece is below ttftFall times the minimum of the previous piece. The lower
-	// quartile would not do: on the simulated H200, 58 of 343 medians were below half of it. TTFT varies much more than
-	// TPOT between requests, because it depends on the prompt's length, its cached part and the queue.
+	// quartile is no safe reference: on the simulated H200, 58 of 343 medians were below half of it. TTFT varies much
+	// more than TPOT between requests, because it depends on the prompt's length, its cached part and the queue.
 	ttftFall = 0.5
 )
 
@@ -34,10 +34,10 @@ const (
 const warmUpAnswer = 128
 
 const (
-	primePiece     = 10 * time.Second // a piece of priming is due within this time, between two readings of the hit rate
-	primePart      = 0.25             // of the KV cache: the prompt tokens of a piece
-	defaultPiece   = 200              // requests of a piece where the size of the KV cache is not known
-	maxPrimePieces = 60               // a hit rate that still changes after that will not settle
+	primePiece     = 10 * time.Second // the requests of one piece of priming are due within this time; the hit rate is read after each piece
+	primePart      = 0.25             // number of prompt tokens of a piece, as a fraction of the size of the KV cache
+	defaultPiece   = 200              // number of requests of a piece if the size of the KV cache is not known
+	maxPrimePieces = 60               // a hit rate that still changes after so many pieces will not become steady
 	steadyHitRate  = 0.01             // the hit rate is steady if it changes by less than one percentage point
 )
 
@@ -72,7 +72,7 @@ func (w warmUp) untilWarm(ctx context.Context) error {
 	var last latencies
 	warm := false
 	for piece := range maxWarmUps {
-		now, err := w.piece(ctx, piece)
+		now, err := w.sendPiece(ctx, piece)
 		if err != nil {
 			return err
 		}
@@ -99,10 +99,10 @@ func (w warmUp) untilWarm(ctx context.Context) error {
 	return nil
 }
 
-// piece sends piece n of the warm-up, counted from 0, and returns its latencies.
-func (w warmUp) piece(ctx context.Context, n int) (latencies, error) {
-	load := w.passOf(w.briefly(warmUpAnswer), workload.WarmUpStream, n*warmUpRequests, warmUpRequests, w.rate)
-	run, err := w.uncounted(ctx, counted(load), nil, beforeProbes)
+// sendPiece sends piece n of the warm-up, counted from 0, and returns its latencies.
+func (w warmUp) sendPiece(ctx context.Context, n int) (latencies, error) {
+	load := w.passOf(w.shortened(warmUpAnswer), workload.WarmUpStream, n*warmUpRequests, warmUpRequests, w.rate)
+	run, err := w.sendUncounted(ctx, WarmingUp, countAll(load), nil, beforeProbes)
 	return latenciesOf(run.Samples), err
 }
 
@@ -120,21 +120,21 @@ func (w warmUp) prime(ctx context.Context) error {
 	return w.primeUntilSteady(ctx, piece, rate)
 }
 
-// firstOfPass returns the request of a pass over n requests from which on the pass fills the KV cache. What the requests
-// before it leave in the cache is evicted before the pass ends.
+// firstOfPass returns the number of the first request that a pass over n requests needs to send. This request and the
+// later ones fill the KV cache, so they would evict what earlier requests left there.
 func (w warmUp) firstOfPass(n int) int {
 	kv := float64(w.result.Facts.KVCacheTokens)
 	held := newRecall(math.Inf(1))
 	for i := n - 1; i > 0 && kv > 0; i-- {
-		if held.ask(w.briefly(1).Request(workload.PrimeStream, i)); held.tokens > kv {
+		if held.ask(w.shortened(1).Request(workload.PrimeStream, i)); held.tokens > kv {
 			return i
 		}
 	}
 	return 0
 }
 
-// primePiece returns how many requests are sent between two readings of the hit rate, and their rate. Unless the user has
-// set a rate, it is so high that the server is never idle, because nobody waits for these answers.
+// primePiece returns how many requests are sent between two readings of the hit rate, and at which rate. If the user
+// has set no rate, the rate is so high that the server is never idle, because nobody waits for these answers.
 func (w warmUp) primePiece() (requests int, rate float64) {
 	seconds := primePiece.Seconds()
 	if rate = w.runner.PrimeRate; rate > 0 {
@@ -147,11 +147,11 @@ func (w warmUp) primePiece() (requests int, rate float64) {
 	return requests, max(minPrimeRate, float64(requests)/seconds)
 }
 
-// A piece has no fewer requests than the hit rate needs, and no more than a server accepts at once.
+// A piece has enough requests to measure a hit rate, and at most as many as a server accepts at once.
 const (
 	minPiece     = 20
 	maxPiece     = 1000
-	minPrimeRate = 20 // requests per second: most prompts of a conversation are cached, and cost next to nothing
+	minPrimeRate = 20 // requests per second; a server can take so many, because most prompts of a conversation are cached and cost next to nothing
 )
 
 // meanPrompt is the mean length of the workload's prompts in tokens.
@@ -159,17 +159,17 @@ func meanPrompt(source workload.Source) float64 {
 	return meanOf(source, func(q *workload.Request) int { return promptTokens(q) })
 }
 
-// primeWith sends n prompts, from the first on, and asks for answers of one token.
+// primeWith sends n prompts, from number first on, and asks for answers of one token.
 func (w warmUp) primeWith(ctx context.Context, first, n int, rate float64) error {
-	pass := w.passOf(w.briefly(1), workload.PrimeStream, first, n, rate)
-	if _, err := w.uncounted(ctx, pass, nil, beforeProbes); err != nil {
+	pass := w.passOf(w.shortened(1), workload.PrimeStream, first, n, rate)
+	if _, err := w.sendUncounted(ctx, Priming, pass, nil, beforeProbes); err != nil {
 		return fmt.Errorf("prime the cache: %w", err)
 	}
 	return nil
 }
 
-// primeUntilSteady sends load until two conditions hold: the prefilled and generated tokens exceed the KV cache, and
-// the hit rate is steady.
+// primeUntilSteady sends load until the prefilled and generated tokens exceed the KV cache. If the size of the cache is
+// not known, it sends load until the hit rate is steady.
 func (w warmUp) primeUntilSteady(ctx context.Context, n int, perSecond float64) error {
 	start, err := readCounters(ctx, w.server)
 	if err != nil {
@@ -224,15 +224,15 @@ func quantilesOf(values []float64) quantiles {
 }
 
 // fellFrom reports whether a latency fell since the previous piece. A fall means that the server was not warm then.
-// Work that a server does only once, such as compiling, makes requests slower. So only a fall shows such work, and a
-// rise does not. The requests of two pieces differ, so the median must be clearly below the quick requests of the
-// previous piece. If only the first requests of a piece were slow, the server was warm at the end of that piece.
+// Work that a server does only once, such as compiling, makes the early requests slower. A fall therefore shows such
+// work, and a rise does not. The requests of two pieces differ, so the median must be clearly below the quick requests
+// of the previous piece. If only the first requests of a piece were slow, the server was warm at the end of that piece.
 func (l latencies) fellFrom(before latencies) bool {
 	return l.ttft.median < ttftFall*before.ttft.min || l.tpot.median < tpotFall*before.tpot.quarter
 }
 
-// counted moves all requests of a load into the window, because only the window records latencies.
-func counted(schedule workload.Schedule) workload.Schedule {
+// countAll moves all requests of a load into the window, because latencies are recorded only there.
+func countAll(schedule workload.Schedule) workload.Schedule {
 	return func(yield func(workload.Arrival) bool) {
 		for a := range schedule {
 			a.Phase = workload.Window

@@ -18,7 +18,8 @@ import (
 )
 
 const (
-	// worstLimit is how long the worst case may last. A server that can admit all its requests does so much earlier.
+	// worstLimit is how long the worst case may last. A server that can admit all requests of the worst case does so
+	// much earlier.
 	worstLimit = time.Minute
 	// worstFill is the size of the worst case relative to the KV cache. It is above 1, so that requests are preempted
 	// or wait.
@@ -52,8 +53,8 @@ func (w *worstCase) saw(p Probe) {
 }
 
 // setting returns the value of a server's flag: what the server reports, or what its args say. If both are missing, it
-// returns the argument otherwise.
-func (w *worstCase) setting(flag string, otherwise int) int {
+// returns the fallback.
+func (w *worstCase) setting(flag string, fallback int) int {
 	texts := []string{w.result.Facts.Args[flag]}
 	flags, _ := space.Flags(w.task.Args) // no error: a server has started with these args
 	for _, f := range flags {
@@ -66,7 +67,7 @@ func (w *worstCase) setting(flag string, otherwise int) int {
 			return n
 		}
 	}
-	return otherwise
+	return fallback
 }
 
 // survive sends the worst case, unless a probe was as heavy. It sends as many requests at once as the server may run,
@@ -82,7 +83,7 @@ func (w *worstCase) survive(ctx context.Context) error {
 	endSeries := w.server.Observe(time.Now())
 	before := w.result.GPUTime
 	atLimit := func(now time.Duration, _ []bench.Sample) bool { return now >= worstLimit }
-	run, err := w.uncounted(ctx, atOnce(requests), atLimit, "of the worst case")
+	run, err := w.sendUncounted(ctx, WorstLoad, atOnce(requests), atLimit, "of the worst case")
 	series := endSeries()
 	if err = explain(ctx, w.server, err); err != nil {
 		if exit, ok := errors.AsType[*serverctl.ExitError](err); ok {
@@ -94,18 +95,18 @@ func (w *worstCase) survive(ctx context.Context) error {
 	}
 	text := fmt.Sprintf("the server survived %s after the search", what)
 	if series != nil && len(series.Running) > 0 {
-		text += fmt.Sprintf(", at most %.0f of them running at the same time", slices.Max(series.Running))
+		text += fmt.Sprintf("; at most %.0f of them ran at the same time", slices.Max(series.Running))
 	}
 	if run.Stopped {
-		text += fmt.Sprintf(", not all answered within %s", render.Took(worstLimit))
+		text += fmt.Sprintf("; some of them got no answer within %s", render.Took(worstLimit))
 	}
 	w.note("%s (%.0f s)", text, (w.result.GPUTime - before).Seconds())
 	return nil
 }
 
 // requests returns the requests of the worst case, the longest prompts first. There are max-num-seqs requests, or fewer
-// if fewer overfill the KV cache. Answers are cut short, but so that the first request still runs when the last one is
-// admitted.
+// if fewer overfill the KV cache. Answers are cut short. They are long enough that the first request still runs when
+// the last one is admitted.
 func (w *worstCase) requests() []workload.Request {
 	candidates := longestPrompts(w.runner.Source)
 	room := math.Inf(1)
@@ -127,8 +128,8 @@ func (w *worstCase) requests() []workload.Request {
 	return chosen
 }
 
-// longestPrompts returns up to worstScan requests of the workload, the longest prompt first. They come from a draw that
-// no probe uses.
+// longestPrompts returns up to worstScan requests of the workload, the longest prompt first. They come from a draw (one
+// set of random requests) that no probe uses.
 func longestPrompts(source workload.Source) []workload.Request {
 	n := worstScan
 	if all := source.Len(); all > 0 {

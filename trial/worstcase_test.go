@@ -22,7 +22,7 @@ func TestTheWorstCaseIsTriedWhereNoProbeShowedIt(t *testing.T) {
 	}{
 		{"nobody asks", &stub{capacity: 4.8, facts: seqs("32")}, nil, 0},
 		{"no probe came near", &stub{capacity: 4.8, facts: seqs("32")}, on, 32},
-		{"the KV cache of 1000 tokens is full before", &stub{capacity: 4.8, facts: seqs("512")}, on, 79}, // 1250 / 16 tokens
+		{"the KV cache of 1000 tokens is full before 512 requests run", &stub{capacity: 4.8, facts: seqs("512")}, on, 79}, // 79 requests of at least 16 tokens fill 1.25 times the cache: 1250 / 16
 		{"the server does not say how many", &stub{capacity: 4.8}, on, 79},
 		{"a probe showed it", &stub{capacity: 4.8, facts: seqs("32"), running: 32}, on, 0},
 		{"a probe had a full KV cache", &stub{capacity: 4.8, facts: seqs("32"), drafts: serverctl.Counters{Preemptions: 1}}, on, 0},

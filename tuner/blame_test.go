@@ -14,14 +14,14 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// coarse makes the searches of a study short, for tests in which the capacities do not matter.
+// coarse limits each search of a study to two probes, for tests in which the capacities do not matter.
 func coarse(s *Study) *Study {
 	s.Runner.Search.MaxProbes = 2
 	return s
 }
 
-// dying makes the first n servers of a study die in their start. Later starts return the simulated server. The result
-// points to the number of starts so far.
+// dying makes the first n starts of a study's servers fail. Later starts return the simulated server. The result points
+// to the number of starts so far.
 func dying(s *Study, n int, death func(start int) *serverctl.ExitError) *int {
 	good, starts := s.Runner.Start, 0
 	s.Runner.Start = func(ctx context.Context, l trial.Launch) (trial.Server, trial.Load, error) {
@@ -39,8 +39,8 @@ func always(e serverctl.ExitError) func(int) *serverctl.ExitError {
 
 const forEver = 1 << 30 // servers
 
-// A broken machine ends the study with an error. Trials that failed because of it do not count towards the budget.
-// After the repair the study measures all trials of the budget, the default first.
+// A broken machine ends the study with an error. Trials that failed because of the machine do not count towards the
+// budget. After the repair the study measures all trials of the budget, the default first.
 func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	script := serverctl.ExitError{Class: serverctl.StartCrash, Evidence: "serve.sh: process 4711 found no GPU"}
 	for _, row := range []struct {
@@ -99,6 +99,21 @@ func TestABrokenMachineCostsNoTrial(t *testing.T) {
 	}
 }
 
+// If no flag can cure a failure, the advice for the user stays apart from the error.
+func TestAdviceStaysApartFromTheError(t *testing.T) {
+	s := coarse(study(t, open(t, t.TempDir()), trial.Primed, 3))
+	dying(s, forEver, always(serverctl.ExitError{Class: serverctl.ModelNotFound, Cause: serverctl.GatedModel, Evidence: "access is restricted"}))
+	_, err := s.Run(t.Context())
+	advised, ok := err.(*trial.RemedyError)
+	if !ok {
+		t.Fatalf("Run = %v, want a RemedyError", err)
+	}
+	want := serverctl.Remedy(serverctl.ModelNotFound, serverctl.GatedModel)
+	if says := advised.Err.Error(); advised.Remedy != want || !strings.HasPrefix(says, "trial 0: ") || strings.Contains(says, want) {
+		t.Errorf("the error is %q and the advice %q, want the advice %q and an error without it", says, advised.Remedy, want)
+	}
+}
+
 // With a budget of fewer than three trials, a broken machine also ends the study with an error. The whole budget is
 // available again after the repair.
 func TestABrokenMachineAndASmallBudget(t *testing.T) {
@@ -107,8 +122,12 @@ func TestABrokenMachineAndASmallBudget(t *testing.T) {
 		store := open(t, t.TempDir())
 		s := coarse(study(t, store, trial.Primed, budget))
 		starts := dying(s, forEver, always(crash))
-		if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) || !strings.Contains(err.Error(), says) || *starts != budget {
+		_, err := s.Run(t.Context())
+		if !errors.Is(err, ErrNothingStarts) || !strings.Contains(err.Error(), says) || *starts != budget {
 			t.Errorf("budget %d: Run = %v after %d starts, want ErrNothingStarts after %d: %s", budget, err, *starts, budget, says)
+		}
+		if advised, ok := err.(*trial.RemedyError); !ok || advised.Remedy != serverctl.Remedy("", serverctl.SameWords) {
+			t.Errorf("budget %d: Run = %v, want a RemedyError", budget, err)
 		}
 		if _, err := coarse(study(t, store, trial.Primed, budget)).Run(t.Context()); err != nil {
 			t.Errorf("budget %d, after the repair: %v", budget, err)

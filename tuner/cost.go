@@ -9,17 +9,19 @@ import (
 )
 
 const (
-	// maxTrialCost is the most GPU time that a trial may take, as a multiple of the median trial. A search that gallops
-	// down from a hopeless point then ends with what it knows.
+	// maxTrialCost is the most GPU time that a trial may take, as a multiple of the GPU time of the median trial. On a
+	// hopeless point, a search tries lower and lower rates. This limit ends the search, and the trial keeps what it has
+	// measured.
 	maxTrialCost = 5
-	// minPriced trials must have measured something before their median says what a trial costs.
+	// minPriced is how many trials must have measured something before the median is used.
 	minPriced = 3
-	// unpricedTrial is the limit before that. A search without a hint takes six probes of ten minutes at a low rate.
+	// unpricedTrial is the limit while fewer than minPriced trials have measured something. A search that has no hint
+	// where to begin takes six probes. At a low rate, each probe takes ten minutes.
 	unpricedTrial = 2 * time.Hour
 )
 
-// trialBudget is the GPU time that the next trial may take: a multiple of the median trial, and what is left of the
-// study's budget. It is at least one second, because 0 means no limit.
+// trialBudget is the GPU time that the next trial may take. It is a multiple of the median trial, but no more than is
+// left of the study's budget. It is at least one second, because 0 means no limit.
 func (s *Study) trialBudget(study studies.Study, origin studies.Origin) time.Duration {
 	var priced []time.Duration
 	for _, t := range study.Present().Trials {

@@ -9,18 +9,18 @@ import (
 )
 
 const (
-	// maxFails probes of a trial may fail before the first passes. From a rate of 2 they lead to 0.1 req/s, where a probe of
-	// 300 requests takes 50 minutes.
+	// maxFails is a limit: if the first maxFails probes of a trial have all failed, the trial ends. If these probes
+	// begin at 2 req/s, they end near 0.1 req/s, where a probe of 300 requests takes 50 minutes.
 	maxFails = 5
-	// maxFailsAgain is the limit while every earlier trial has failed at every rate. The trial then probes the lowest of
-	// these rates.
+	// maxFailsAgain replaces maxFails while every earlier trial has failed at every rate. The trial then probes the
+	// lowest of these rates.
 	maxFailsAgain = 1
-	// The search ends if the first maxHopeless measured trials have all failed at every rate.
+	// maxHopeless is a limit: if the first maxHopeless measured trials have all failed at every rate, the search ends.
 	maxHopeless = 6
 )
 
-// lowestFailed returns the lowest rate that failed in a study in which nothing has passed; 0 if something has, and if
-// nothing has failed.
+// lowestFailed returns the lowest rate at which a finished trial has failed. It returns 0 if no rate has failed, or if
+// any trial has met the SLO.
 func lowestFailed(study studies.Study) (rate float64) {
 	for _, t := range study.Trials {
 		switch c := t.Result.Capacity; {
@@ -33,7 +33,7 @@ func lowestFailed(study studies.Study) (rate float64) {
 	return rate
 }
 
-// hopeless reports whether all trials so far failed at every rate, and there are enough of them to believe it of the rest.
+// hopeless reports whether all trials so far failed at every rate, and at least maxHopeless of them were measured.
 func hopeless(finished []studies.Trial) bool {
 	measured := 0
 	for _, t := range finished {

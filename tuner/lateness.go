@@ -13,11 +13,11 @@ import (
 var ErrClientLimited = errors.New("the load generator is the limit, not the server")
 
 const (
-	// A Run needs minProbes probes before it may give up because of its load generator. Two attempts at one trial have
-	// about as many.
+	// minProbes is how many probes a Run needs before it may give up because of its load generator. Two attempts at one
+	// trial have about as many probes.
 	minProbes = 6
-	// If the load generator limited maxLimited trials of the default, or of the current args, the study does not
-	// measure these args again.
+	// maxLimited is a limit: if the load generator limited maxLimited trials of the default, or of the current args,
+	// the study does not measure these args again.
 	maxLimited = 2
 )
 
@@ -43,5 +43,5 @@ func (l *lateness) tooLate() error {
 	if l.probes < minProbes || 2*l.limited <= l.probes {
 		return nil
 	}
-	return fmt.Errorf("%w: the generator's delay decided the verdicts of %s; at %.4g req/s %s", ErrClientLimited, render.Of(l.limited, l.probes, "probe"), l.worst.Rate, l.worst.Verdict.ClientLimited)
+	return fmt.Errorf("%w: the generator's delay decided the verdicts of %s; at %s req/s %s", ErrClientLimited, render.Of(l.limited, l.probes, "probe"), render.Rate(l.worst.Rate), l.worst.Verdict.ClientLimited)
 }

@@ -16,16 +16,16 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A lateLoad sends the load of a simulated server 30 ms late whenever is() returns true. The answers are also 30 ms
+// lateLoad sends the load of a simulated server 30 ms late whenever isLate returns true. The answers are also 30 ms
 // later.
 type lateLoad struct {
 	trial.Load
-	is func() bool
+	isLate func() bool
 }
 
 func (l lateLoad) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	run, err := l.Load.Run(ctx, schedule, stop)
-	if l.is() {
+	if l.isLate() {
 		const lag = 30 * time.Millisecond // the limit is 100 ms
 		for i := range run.Samples {
 			s := &run.Samples[i]
@@ -41,8 +41,8 @@ func (l lateLoad) Run(ctx context.Context, schedule workload.Schedule, stop benc
 	return run, err
 }
 
-// lateIn makes the load generator late whenever late() returns true. start counts the starts of a trial's server from
-// 0.
+// lateIn makes the load generator late whenever the function late returns true. The argument start of this function
+// counts the starts of a trial's server from 0.
 func lateIn(s *Study, late func(trialNumber, start int) bool) *Study {
 	start, starts := s.Runner.Start, map[int]int{}
 	s.Runner.Start = func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
@@ -118,7 +118,7 @@ func TestALateDefaultIsNotAskedForForEver(t *testing.T) {
 	}
 }
 
-// A Run gives up only if it has enough probes and the load generator limited most of them.
+// A Run gives up only if it has enough probes and the load generator limited most of these probes.
 func TestMostProbesMustBeLate(t *testing.T) {
 	for _, row := range []struct {
 		well, late int

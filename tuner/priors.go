@@ -12,11 +12,11 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// untriedPrior returns the best point of the first source whose best point was not measured in this study yet. It
-// returns nil if there is none. One point of each source is enough: it may be the best point, and it shows how the
-// source's figures compare with ours.
+// untriedPrior returns the best legal point of a source, such as another tool's results. It takes the first source
+// whose best legal point this study has not yet measured. If there is no such source, it returns nil. One point of each
+// source is enough: it may be the best point of all, and it shows how the source's figures compare with ours.
 func (s *Study) untriedPrior(study studies.Study) space.Point {
-	for _, source := range sources(study) {
+	for _, source := range sources(asJudged(study)) {
 		legal := slices.DeleteFunc(slices.Clone(source), func(t studies.Trial) bool { return s.Space.Check(t.Point) != nil })
 		if best, ok := highest(legal); ok && !isMeasured(study, best.Point) {
 			return best.Point
@@ -30,8 +30,8 @@ func sources(study studies.Study) [][]studies.Trial {
 	return lo.PartitionBy(study.Prior, func(t studies.Trial) string { return t.Source })
 }
 
-// highest returns the trial with the highest capacity; the first of several equal ones. ok is false if no trial met the
-// SLO.
+// highest returns the trial with the highest capacity. If several are equal, it returns the first. If no trial met the
+// SLO, ok is false.
 func highest(trials []studies.Trial) (best studies.Trial, ok bool) {
 	for _, t := range trials {
 		if t.Met() && (!ok || t.Result.Capacity.Rate > best.Result.Capacity.Rate) {
@@ -48,9 +48,11 @@ func isMeasured(study studies.Study, p space.Point) bool {
 	})
 }
 
-// history returns what the sampler learns from: the priors, scaled to this study, and then the study's own trials. It
-// leaves out priors whose point this study has measured.
+// history returns what the sampler learns from: the priors, scaled to this study, and then the study's own trials. All
+// capacities are counted in the way of the study's objective. history leaves out priors whose point this study has
+// measured. Predictions stay: the model compares them with the measurements.
 func history(study studies.Study) []studies.Trial {
+	study = asJudged(study)
 	study.Trials = slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return !t.Counts() }) // points of trials that do not count are tried again
 	if len(study.Prior) == 0 {
 		return study.Trials
@@ -59,7 +61,7 @@ func history(study studies.Study) []studies.Trial {
 	for _, source := range sources(study) {
 		factor := scale(source, study)
 		for _, t := range source {
-			if !isMeasured(study, t.Point) {
+			if t.Predicted() || !isMeasured(study, t.Point) {
 				t.Result.Capacity.Rate *= factor
 				all = append(all, t)
 			}
@@ -69,9 +71,9 @@ func history(study studies.Study) []studies.Trial {
 }
 
 // scale returns the factor that converts capacities of a source to this study. Another tool has other windows, another
-// load and often other limits. So all its capacities differ from ours by about the same factor. The factor is the
-// geometric mean of ours/theirs over the points that both have measured. If there is no such point, the factor makes
-// their best capacity equal to our best.
+// load and often other limits. So all its capacities differ from the study's capacities by about the same factor. If
+// both have measured the same points, the factor is the geometric mean of study's capacity / source's capacity over
+// these points. Otherwise the factor makes the best capacity of the source equal to the best capacity of the study.
 func scale(source []studies.Trial, study studies.Study) float64 {
 	sum, n := 0.0, 0
 	for _, theirs := range source {
@@ -93,13 +95,16 @@ func scale(source []studies.Trial, study studies.Study) float64 {
 	return ours.Result.Capacity.Rate / best.Result.Capacity.Rate
 }
 
-// hint returns the rate at which the next search begins: the best capacity so far on servers of that version. If there
-// is none, it returns the lowest capacity of the priors with measured rates, because a hint that is far too high may
-// cost all probes of a search. 0 means no hint.
-func hint(study studies.Study, version string) float64 {
-	same := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return t.Version != version })
+// hint returns the rate at which the search of a trial begins: the best capacity so far on servers of the same version.
+// If there is none, hint returns the lowest capacity of the priors with measured rates. The lowest is the safe choice:
+// a hint that is far too high may cost all probes of a search. With the objective capacity_per_gpu, the best capacity
+// is converted to the trial's number of GPUs. 0 means no hint.
+func hint(study studies.Study, of *studies.Trial) float64 {
+	study = asJudged(study)
+	same := slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return t.Version != of.Version })
+	factor := study.Objective().Factor(*of)
 	if best, ok := highest(same); ok {
-		return best.Result.Capacity.Rate
+		return best.Result.Capacity.Rate * factor
 	}
 	lowest := 0.0
 	for _, t := range study.Prior {
@@ -107,5 +112,5 @@ func hint(study studies.Study, version string) float64 {
 			lowest = rate
 		}
 	}
-	return lowest
+	return lowest * factor
 }

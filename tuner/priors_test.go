@@ -58,7 +58,7 @@ func TestTheBestPriorIsMeasuredEarly(t *testing.T) {
 	if want := []studies.Origin{studies.Default, studies.Current, studies.Prior, studies.Prior, studies.Prior, studies.Sampled}; !slices.Equal(origins, want) {
 		t.Errorf("origins %q, want %q", origins, want)
 	}
-	// The best point of source b is the current args, which were already measured.
+	// The best point of source b is not measured again: it is the user's current args.
 	if want := []string{"", "max-num-seqs=32", "max-num-seqs=16", "max-num-seqs=12", "max-num-seqs=12", "max-num-seqs=7"}; !slices.Equal(points, want) {
 		t.Errorf("points %q, want %q", points, want)
 	}
@@ -114,13 +114,14 @@ func TestHint(t *testing.T) {
 		{"our own best", studies.Study{Prior: []studies.Trial{measured}, Trials: []studies.Trial{found(0, "", nil, 4), found(1, "", nil, 3)}}, 4},
 		{"but not of another version", studies.Study{Trials: []studies.Trial{other, found(1, "", nil, 3)}}, 3},
 	} {
-		if got := hint(c.study, ""); got != c.want {
+		if got := hint(c.study, &studies.Trial{}); got != c.want {
 			t.Errorf("%s: %g, want %g", c.name, got, c.want)
 		}
 	}
 }
 
-// Priors are not trials: they do not count towards the budget. The best of them is measured.
+// Priors (imported or predicted results) are not trials: they do not count towards the budget. The best prior is
+// measured.
 func TestAStudyWithPriors(t *testing.T) {
 	store := open(t, t.TempDir())
 	priors := []studies.Trial{elsewhere("", "8", 10), elsewhere("", "16", 30), elsewhere("", "9", 20)}

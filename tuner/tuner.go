@@ -3,6 +3,7 @@
 package tuner
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,20 +21,26 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Store keeps the study. What a call without an error has stored is kept even if the process is killed.
+// A Store keeps the study. If a call returns no error, its data are kept even if the process is killed.
 type Store interface {
-	// History returns the trials, with all probes only where whole asks for them; see studies.Store.
+	// History returns the study. A finished trial has its probes only if the function whole returns its number; see
+	// studies.Store.
 	History(whole func(studies.Study) []int) (studies.Study, error)
 	Begin(studies.Trial) error
 	Record(number int, p trial.Probe) error
 	Finish(number int, r trial.Result) error
 	Served(number int, version string, change studies.Change) error
+	AddPriors([]studies.Source) error
+	// Spend adds time to what the study has spent. The next of the other calls stores it.
+	Spend(trial.Spent)
+	// Killed returns how long the last run went on after its last write, if it was killed.
+	Killed() time.Duration
 }
 
 // A Budget limits what a study may spend.
 type Budget struct {
 	Trials  int           // number of trials, including the default and the current args
-	MinGain float64       // ln; what promises less is measured no further; 0 measures every point in full
+	MinGain float64       // smallest gain that is worth more GPU time, in ln(capacity); 0 measures every point in full
 	GPUTime time.Duration // limit for starts, probes and stops; once it is spent, no trial begins; 0 means no limit
 }
 
@@ -45,25 +52,36 @@ type Study struct {
 	Sampler     sampler.Sampler
 	Current     space.Point // the user's current args, measured by trial 1; nil if unknown
 	Confirm     int         // number of best points that are measured once more at the end, with fresh requests
+	MaxRounds   int         // largest number of confirmations of one point
 	Presets     bool        // whether the presets are measured before the sampler chooses
 	FixedArgs   []string    // args of every trial; the args of the point come after them
 	Budget      Budget
 	AcceptDrift bool            // continue if the server has another version than in earlier trials
 	Finish      <-chan struct{} // when it is closed, Run finishes the current probe and returns
 	Observe     func(Event)     // called for each event, one call at a time; may be nil
+	// Predict returns priors for the whole space from what the study has measured. Run calls it after the first measured
+	// trial, and after the second and the third while it has no answer. Run stores the priors. nil means no predictions.
+	// The note says how they were made.
+	Predict func(ctx context.Context, study studies.Study) (trials []studies.Trial, note string, err error)
 
-	// The state of one call of Run.
-	ended        int      // trials
-	unknownInRow int      // number of latest trials in a row whose outcome is Unknown
-	generator    lateness // how often the load generator was late
+	oneRun
+}
+
+// oneRun is the state of one call of Run. Each call begins with a new one.
+type oneRun struct {
+	books         trial.Books
+	ended         int      // number of trials that this call has finished
+	unknownInRow  int      // number of latest trials in a row whose outcome is Unknown
+	generator     lateness // how often the load generator was late
+	unpredictable bool     // Predict took too long
 }
 
 // An Event tells the Observe function of a Study what has happened.
 type Event struct {
 	Kind  EventKind
-	Trial studies.Trial // known so far
+	Trial studies.Trial // the trial, as far as it is known
 	Probe *trial.Probe  // for Probed: the new probe
-	Step  string        // for Step: name of the step that begins
+	Step  string        // for Step: name of the step that begins; for Remark: a line of text for the user
 	Best  bool          // for Ended: the trial is now the Incumbent
 }
 
@@ -76,27 +94,31 @@ const (
 	Step
 	Probed
 	Ended
+	Remark // something that the user should see, between two trials
 )
 
-// ErrNothingStarts is returned if the servers fail for all points, so that the flags are not the reason.
+// ErrNothingStarts is returned if the servers fail for all points. This shows that the flags are not the reason.
 var ErrNothingStarts = errors.New("the server fails whatever the flags are")
 
 const (
-	// The study gives up after maxUnknown trials in a row that failed for another reason than their points.
+	// maxUnknown is a limit: if maxUnknown trials in a row failed for a reason other than their points, the study gives
+	// up.
 	maxUnknown = 3
-	// The study gives up if its first maxInfeasible trials are all infeasible, including the default and the current
-	// args. A sampler learns nothing if all points fail.
+	// maxInfeasible is the limit of infeasible trials at the beginning of a study, including the default and the
+	// current args. If none of them is feasible the study gives up, because a sampler learns nothing if all points
+	// fail.
 	maxInfeasible = 10
 )
 
-// An End says why a study is over. The zero End means that it is not over.
+// An End says why a study is over. The zero End means that the study is not over.
 type End struct {
 	Why   string // one line of text for the user
 	Spent bool   // the GPU time was used up before all trials were run
 }
 
-// State returns the final state and note of a study with planned trials. The state is Spent if the GPU time was used up
-// before any trial of the present world met the SLO.
+// State returns the final state and the note of a study. planned is the number of trials that its search may run. The
+// state is Spent if the GPU time was used up before any trial of the present world met the SLO. A world is all that
+// must not change while trials are compared.
 func (e End) State(study studies.Study, planned int) (state studies.State, note string) {
 	if e.Spent && !slices.ContainsFunc(study.Present().Trials, studies.Trial.Met) {
 		return studies.Spent, e.Why
@@ -109,13 +131,17 @@ func (e End) State(study studies.Study, planned int) (state studies.State, note 
 
 // Run chooses, begins, runs and finishes trials until the study is over. If an earlier Run was killed during a trial,
 // that trial is finished first and keeps its probes. If Run returns an error, such as trial.ErrInterrupted, the store
-// keeps all probes and trials so far.
+// keeps all probes and trials so far. If there is advice for the user, the error is a *trial.RemedyError.
 func (s *Study) Run(ctx context.Context) (End, error) {
+	s.oneRun = oneRun{}
+	s.openBooks()
+	defer s.settle()
 	for {
-		study, err := s.Store.History(Compared)
+		study, err := s.Store.History(s.needed)
 		if err != nil {
 			return End{}, err
 		}
+		study = s.withoutOldPredictions(study)
 		first := len(study.Trials) - s.ended // index of the first trial that this Run began
 		study.Trials = append(studies.Forgiven(study.Trials[:first]), study.Trials[first:]...)
 		end, err := s.whyOver(ctx, study)
@@ -124,13 +150,16 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 		}
 		var next studies.Trial
 		if end == (End{}) {
+			if study, err = s.predicted(ctx, study); err != nil {
+				return End{}, err
+			}
 			next, err = s.nextTrial(study)
 		}
 		if errors.Is(err, sampler.ErrExhausted) {
 			end, err = End{Why: err.Error()}, nil
 		}
 		if err != nil {
-			return End{}, fmt.Errorf("choose the point of trial %d: %w", len(study.Trials), err)
+			return End{}, cmp.Or(s.asked(ctx), trial.Prefixed(fmt.Sprintf("choose the point of trial %d", len(study.Trials)), err))
 		}
 		if end != (End{}) { // the search is over
 			point, left := s.unconfirmed(study)
@@ -139,13 +168,15 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 			}
 			next = s.trialOf(study, studies.Confirmed, point)
 		}
+		s.settle()
 		if err := s.Store.Begin(next); err != nil {
 			return End{}, fmt.Errorf("begin trial %d: %w", next.Number, err)
 		}
 		s.observe(Event{Kind: Began, Trial: next})
 		if next.Result, err = s.runTrial(ctx, &next, study); err != nil {
-			return End{}, fmt.Errorf("trial %d: %w", next.Number, err)
+			return End{}, ofTrial(next, err)
 		}
+		s.settle()
 		if err := s.Store.Finish(next.Number, next.Result); err != nil {
 			return End{}, fmt.Errorf("finish trial %d: %w", next.Number, err)
 		}
@@ -157,10 +188,11 @@ func (s *Study) Run(ctx context.Context) (End, error) {
 	}
 }
 
-// Incumbent returns the best trial so far of the present world. After a trial on another server version, earlier trials
-// no longer count. found is false if no trial has met the SLO yet.
+// Incumbent returns the best trial of the search so far, in the present world (since the last accepted change of the
+// settings), by the study's objective. It ignores confirmations; see bestConfirmation for them. After a trial on
+// another server version, earlier trials no longer count. If no trial has met the SLO yet, found is false.
 func Incumbent(study studies.Study) (best studies.Trial, found bool) {
-	version := ""
+	version, o := "", study.Objective()
 	for _, t := range searchTrials(study.Present().Trials) {
 		if t.State != studies.Done {
 			continue
@@ -168,46 +200,53 @@ func Incumbent(study studies.Study) (best studies.Trial, found bool) {
 		if t.Version != "" && t.Version != version { // a trial whose server did not start has no version
 			version, found = t.Version, false
 		}
-		if t.Met() && (!found || t.Result.Capacity.Carried() > best.Result.Capacity.Carried()) {
+		if t.Met() && (!found || o.Of(t).Carried() > o.Of(best).Carried()) {
 			best, found = t, true
 		}
 	}
 	return best, found
 }
 
-// Compared returns the numbers of the trials whose probes a study needs: those that a challenger or a finalist has to
-// beat.
+// Compared returns the numbers of the finished trials that a study still needs in full. New points race against the
+// Incumbent, finalists race against the best confirmation, and the rounds of confirmations compare all of these.
 func Compared(study studies.Study) (numbers []int) {
 	if best, found := Incumbent(study); found {
 		numbers = append(numbers, best.Number)
 	}
-	if best, found := confirmedBest(study.Present(), ""); found {
-		numbers = append(numbers, best.Number)
+	for _, t := range study.Present().Trials {
+		if t.Origin == studies.Confirmed && t.State == studies.Done {
+			numbers = append(numbers, t.Number)
+		}
 	}
 	return numbers
 }
 
-// toBeat returns the best capacity so far on servers of a version, or none.
-func toBeat(study studies.Study, version string) trial.Rival {
+// toBeat returns the Incumbent as the rival of a trial. It returns the zero Rival if there is no Incumbent, or if the
+// Incumbent's server had another version.
+func toBeat(study studies.Study, t *studies.Trial) trial.Rival {
 	best, found := Incumbent(study)
-	if !found || best.Version != version {
+	if !found || best.Version != t.Version {
 		return trial.Rival{}
 	}
-	return rivalOf(best)
+	return rivalFor(t, best, study.Objective())
 }
 
-func rivalOf(t studies.Trial) trial.Rival {
-	return trial.Rival{Capacity: t.Result.Capacity, Probes: t.Probes}
-}
-
-// whyOver says why no further trial begins. The zero End means that the study continues.
-func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
+// asked returns the reason if somebody has asked Run to end.
+func (s *Study) asked(ctx context.Context) error {
 	select {
 	case <-s.Finish:
-		return End{}, trial.ErrInterrupted
+		return trial.ErrInterrupted
 	case <-ctx.Done():
-		return End{}, context.Cause(ctx)
+		return context.Cause(ctx)
 	default:
+		return nil
+	}
+}
+
+// whyOver says why no further trial begins. It returns the zero End if the study continues.
+func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
+	if err := s.asked(ctx); err != nil {
+		return End{}, err
 	}
 	if err := s.generator.tooLate(); err != nil {
 		return End{}, err
@@ -219,7 +258,7 @@ func (s *Study) whyOver(ctx context.Context, study studies.Study) (End, error) {
 	switch {
 	case halfDone: // this trial is finished even if the budget is spent
 		return End{}, nil
-	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // each Run tries SameWords trials again, because the points may have been the reason
+	case s.ended >= studies.SameWords && !study.Trials[n-1].Counts(): // each Run first tries SameWords trials, because the points may have been the reason
 		return End{}, diedAlike(study)
 	case s.unknownInRow >= maxUnknown:
 		return End{}, nothingStarts(study, "the last %d trials failed for other reasons than their flags", s.unknownInRow)
@@ -258,17 +297,23 @@ func diedAlike(study studies.Study) error {
 	return nothingStarts(study, "each of the first %d servers died with the same message", n)
 }
 
-// withRemedy adds advice for the user to err, if there is any.
+// withRemedy adds advice for the user to err, if there is any advice.
 func withRemedy(r trial.Result, err error) error {
-	if remedy := serverctl.Remedy(r.Class, r.Cause); remedy != "" {
-		return fmt.Errorf("%w; %s", err, remedy)
+	return trial.WithRemedy(err, r.Class, r.Cause)
+}
+
+// ofTrial says in the error which trial failed, and adds advice if no server starts.
+func ofTrial(t studies.Trial, err error) error {
+	err = trial.Prefixed(fmt.Sprintf("trial %d", t.Number), err)
+	if _, advised := err.(*trial.RemedyError); !advised && errors.Is(err, ErrNothingStarts) {
+		return withRemedy(t.Result, err)
 	}
 	return err
 }
 
-// nextTrial returns the trial to run. In this order, it is a half-done trial, the server's default, the user's current
-// args, the best prior, or the sampler's choice. The default and the current args are measured again if their trials
-// had no useful result, or if the world has changed since then.
+// nextTrial returns the trial to run. It takes the first of these that is left: a half-done trial, the server's
+// default, the user's current args, the presets, the best priors, and then the sampler's choices. The default and the
+// current args are measured again if their trials had no useful result, or if the world has changed since these trials.
 func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	n := len(study.Trials)
 	now := countAsTried(study.Present(), n-s.ended)
@@ -290,7 +335,7 @@ func (s *Study) nextTrial(study studies.Study) (studies.Trial, error) {
 	return s.trialOf(study, studies.Sampled, point), err
 }
 
-// trialOf returns the study's next trial: a point that was chosen as origin says.
+// trialOf returns the study's next trial, with the given point. origin says how the point was chosen.
 func (s *Study) trialOf(study studies.Study, origin studies.Origin, point space.Point) studies.Trial {
 	return studies.Trial{
 		Number: len(study.Trials), State: studies.Running, Began: time.Now(), Origin: origin, Point: point,
@@ -298,9 +343,9 @@ func (s *Study) trialOf(study studies.Study, origin studies.Origin, point space.
 	}
 }
 
-// countAsTried returns the study with all trials from number first on marked as tried, even those that do not count.
-// Otherwise a study on a broken machine would start the default again and again. The default itself may be the reason
-// of the failure, so other points must be tried.
+// countAsTried returns a copy of the study in which all trials from number first on count as tried. Otherwise a study
+// on a broken machine would start the default again and again. The default itself may be the reason of the failure, so
+// other points must be tried.
 func countAsTried(study studies.Study, first int) studies.Study {
 	study.Trials = slices.Clone(study.Trials)
 	for i := range study.Trials {
@@ -311,9 +356,9 @@ func countAsTried(study studies.Study, first int) studies.Study {
 	return study
 }
 
-// referenceKnown reports whether a trial of that origin had a useful result. Other trials are compared with it, so a
-// trial that the load generator limited does not count. After maxLimited such trials, referenceKnown reports true, so
-// that the study does not repeat them for ever.
+// referenceKnown reports whether a trial of the given origin had a useful result. Other trials are compared with this
+// result, so a trial that the load generator limited does not count. After maxLimited such trials, referenceKnown
+// reports true, so that the study does not repeat them for ever.
 func referenceKnown(study studies.Study, origin studies.Origin) bool {
 	limited := 0
 	for _, t := range study.Trials {
@@ -333,13 +378,15 @@ func referenceKnown(study studies.Study, origin studies.Origin) bool {
 func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.Study) (trial.Result, error) {
 	result, err := s.runOnServer(ctx, t, study, lastAttempt(t.Probes))
 	if changed, ok := errors.AsType[*changedError](err); ok {
-		return trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: changed.Error(), GPUTime: gpuTime(t.Probes)}, nil
+		return trial.Result{Outcome: trial.Unknown, Class: serverctl.Aborted, Evidence: changed.Error(), GPUTime: trial.GPUTimeOf(t.Probes),
+			Spent: result.Spent.Plus(trial.SpentOn(t.Probes))}, nil
 	}
 	if err == nil && result.Class.Retryable() {
 		s.observe(Event{Kind: Step, Trial: *t, Step: fmt.Sprintf("once more, because it ended with %s", result.Class)})
-		first, recorded := result, gpuTime(t.Probes)
+		first, recorded, booked := result, trial.GPUTimeOf(t.Probes), trial.SpentOn(t.Probes)
 		result, err = s.runOnServer(ctx, t, study, lastAttempt(t.Probes)+1)
 		result.GPUTime += first.GPUTime - recorded // subtract the probes of the first server, which both results include
+		result.Spent = result.Spent.Plus(first.Spent).Minus(booked)
 		result.Notes = append(result.Notes, fmt.Sprintf("a first server ended with %s: %s", first.Class, first.Evidence))
 	}
 	if err == nil {
@@ -353,8 +400,11 @@ func (s *Study) runTrial(ctx context.Context, t *studies.Trial, study studies.St
 }
 
 // lastAttempt returns the highest attempt of the probes; 0 if there are none.
-func lastAttempt(probes []trial.Probe) int {
-	return lo.Max(lo.Map(probes, func(p trial.Probe, _ int) int { return p.Attempt }))
+func lastAttempt(probes []trial.Probe) (last int) {
+	for _, p := range probes {
+		last = max(last, p.Attempt)
+	}
+	return last
 }
 
 // blame decides whether the point or the machine is the reason of a failure, if class and cause do not show it. An
@@ -362,27 +412,24 @@ func lastAttempt(probes []trial.Probe) int {
 func (s *Study) blame(t *studies.Trial, r *trial.Result) error {
 	switch {
 	case r.Cause.Machine():
-	case r.Argparse && len(t.Point) == 0: // these are args of every trial, so every trial would fail
+	case r.Argparse && len(t.Point) == 0: // the point sets no flags, so these are args of every trial, and every trial would fail
 	case r.Cause == serverctl.HostOOM && slices.ContainsFunc(slices.Collect(maps.Keys(t.Point)), serverctl.AsksHostMemory):
 		r.Outcome = trial.Infeasible // this is the second server with these flags that found no memory
 		return nil
 	default:
 		return nil
 	}
-	return withRemedy(*r, fmt.Errorf("%w: %s: %s", ErrNothingStarts, serverctl.Words(r.Class, r.Cause), r.Evidence))
-}
-
-// gpuTime returns the sum of the GPU times of the probes.
-func gpuTime(probes []trial.Probe) time.Duration {
-	return lo.SumBy(probes, func(p trial.Probe) time.Duration { return p.GPUTime })
+	return fmt.Errorf("%w: %s: %s", ErrNothingStarts, serverctl.Words(r.Class, r.Cause), r.Evidence)
 }
 
 // runOnServer measures a trial on one server.
 func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies.Study, attempt int) (trial.Result, error) {
 	task := trial.Task{
-		Number: t.Number, Args: t.Args, Attempt: attempt, Done: t.Probes, Budget: s.trialBudget(study, t.Origin),
-		Hint: func() float64 { return hint(study.Present(), t.Version) },
+		Number: t.Number, Args: t.Args, Env: t.Point.Env(), Attempt: attempt, Done: t.Probes, Budget: s.trialBudget(study, t.Origin),
+		Hint:   func() float64 { return hint(study.Present(), t) },
+		Booked: func(spent trial.Spent) { s.books.AddAll(spent) },
 		Record: func(p trial.Probe) error {
+			s.settle()
 			if err := s.Store.Record(t.Number, p); err != nil {
 				return err
 			}
@@ -400,7 +447,7 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 		s.confirm(&task, t, study.Present())
 	case s.Budget.MinGain > 0:
 		task.MaxFails = maxFails
-		task.Best = func() trial.Rival { return toBeat(study, t.Version) }
+		task.Best = func() trial.Rival { return toBeat(study, t) }
 		if rate := lowestFailed(study.Present()); rate > 0 { // nothing has met the SLO yet
 			task.MaxFails = maxFailsAgain
 			task.Hint = func() float64 { return rate }
@@ -413,7 +460,8 @@ func (s *Study) runOnServer(ctx context.Context, t *studies.Trial, study studies
 // be the same as in earlier trials, and in earlier probes of the same trial, unless the user accepts a change. If the
 // server does not report a version, served does nothing.
 func (s *Study) served(study studies.Study, t *studies.Trial, version string) error {
-	// A half-done trial keeps the version it began with. If the user accepted a change, the store has it.
+	// A half-done trial keeps the version it began with. If the user accepted a change of the version, the store has
+	// this change.
 	if version == "" || t.Version == version {
 		return nil
 	}

@@ -3,19 +3,14 @@ package tuner
 import (
 	"context"
 	"errors"
-	"path/filepath"
-	"reflect"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/samber/lo"
-
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
-	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
@@ -61,13 +56,17 @@ func (k *killer) Finish(n int, r trial.Result) error {
 	return k.write("finish", n, func() error { return k.Store.Finish(n, r) })
 }
 
+func (k *killer) AddPriors(sources []studies.Source) error {
+	return k.write("predict", -1, func() error { return k.Store.AddPriors(sources) })
+}
+
 // killedAfter returns a store whose process is killed after the given kind of write of the given trial.
 func killedAfter(store *studies.Store, write string, trial int) *killer {
 	return &killer{store, func(name string, n int, after bool) bool { return after && name == write && n == trial }}
 }
 
-// killedAt returns a store whose process is killed before or after its n-th write. writes points to the number of
-// writes so far.
+// killedAt returns a store whose process is killed before or after its n-th write. It also returns a pointer to the
+// number of writes so far.
 func killedAt(store *studies.Store, n int, after bool) (k *killer, writes *int) {
 	writes = new(int)
 	return &killer{store, func(_ string, _ int, isAfter bool) bool {
@@ -222,69 +221,6 @@ func TestTheLongRunIsBuiltOnceForAllTrials(t *testing.T) {
 	}
 }
 
-// A study that was killed before one of its writes, or after the last one, must resume to the same points and the same
-// answer. With the Reset protocol all digits must agree, and no probe is measured twice.
-func TestResumeEqualsNoInterruption(t *testing.T) {
-	resumesAfterKills(t, 9)
-}
-
-// TestResumeEqualsNoInterruptionAnywhere kills a study at every write.
-func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
-	realtime.Only(t, "dozens of studies")
-	resumesAfterKills(t, 1)
-}
-
-// resumesAfterKills kills a study at its first write, at its last write, and at each write whose number is a multiple
-// of the parameter every.
-func resumesAfterKills(t *testing.T, every int) {
-	t.Helper()
-	whole := open(t, t.TempDir())
-	counting, writes := killedAt(whole, 0, false)
-	mustRun(t, study(t, counting, trial.Reset, 3))
-	want := answers(t, whole)
-	for at := 1; at <= *writes; at++ {
-		if at%every != 0 && at != 1 && at != *writes {
-			continue
-		}
-		for _, after := range []bool{false, true} {
-			if after && at < *writes { // the store is then the same as before the next write
-				continue
-			}
-			dir := filepath.Join(t.TempDir(), "study")
-			first := open(t, dir)
-			killed, _ := killedAt(first, at, after)
-			if _, err := study(t, killed, trial.Reset, 3).Run(t.Context()); !errors.Is(err, errKilled) {
-				t.Fatalf("killed at write %d: Run = %v", at, err)
-			}
-			first.Close()
-			second := open(t, dir)
-			resumed := study(t, second, trial.Reset, 3)
-			probed := 0
-			resumed.Observe = func(e Event) {
-				if e.Kind == Probed {
-					probed++
-				}
-			}
-			had := countProbes(answers(t, second))
-			if _, err := resumed.Run(t.Context()); err != nil {
-				t.Fatalf("killed at write %d: the resumed Run = %v", at, err)
-			}
-			got := answers(t, second)
-			if !reflect.DeepEqual(got, want) {
-				t.Fatalf("killed at write %d (after it: %v): the resumed study differs:\n got %+v\nwant %+v", at, after, got, want)
-			}
-			if had+probed != countProbes(got) {
-				t.Errorf("killed at write %d: %d probes were stored, %d measured again, of %d", at, had, probed, countProbes(got))
-			}
-			second.Close()
-		}
-	}
-}
-
-func countProbes(trials []studies.Trial) int {
-	return lo.SumBy(trials, func(t studies.Trial) int { return len(t.Probes) })
-}
-
 func TestRunEnds(t *testing.T) {
 	crash := always(serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: "disk full"})
 	refuse := always(serverctl.ExitError{Class: serverctl.KVTooSmall, Evidence: "KV cache is needed"})
@@ -323,14 +259,25 @@ func notNow(class serverctl.Class) func(int) *serverctl.ExitError {
 }
 
 // A study that gave up continues after the repair. It first measures the default again, because its trials had failed.
+// A second Run of the same Study does the same as a new process.
 func TestRunGoesOnAfterItGaveUp(t *testing.T) {
+	for _, sameStudy := range []bool{false, true} {
+		runAfterGivingUp(t, sameStudy)
+	}
+}
+
+func runAfterGivingUp(t *testing.T, sameStudy bool) {
+	t.Helper()
 	store := open(t, t.TempDir())
 	s := coarse(study(t, store, trial.Primed, 6))
 	dying(s, 2*maxUnknown, notNow(serverctl.Infrastructure)) // each trial has two starts
 	if _, err := s.Run(t.Context()); !errors.Is(err, ErrNothingStarts) {
 		t.Fatalf("Run = %v, want ErrNothingStarts", err)
 	}
-	mustRun(t, coarse(study(t, store, trial.Primed, 6)))
+	if !sameStudy {
+		s = coarse(study(t, store, trial.Primed, 6))
+	}
+	mustRun(t, s)
 	got := answers(t, store)
 	for i, want := range []studies.Origin{studies.Default, studies.Default, studies.Default, studies.Default, studies.Current, studies.Sampled} {
 		if got[i].Origin != want {
@@ -402,9 +349,9 @@ func TestASecondChanceCountsEachProbeOnce(t *testing.T) {
 	}
 	mustRun(t, s)
 	got := answers(t, store)[0]
-	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + gpuTime(got.Probes)
-	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > gpuTime(got.Probes[:1]) {
-		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes; the first probe took %v", starts, rest, gpuTime(got.Probes[:1]))
+	known := 2*got.Result.Facts.StartUp + 2*got.Result.Ended.Took + trial.GPUTimeOf(got.Probes)
+	if rest := got.Result.GPUTime - known; starts != 2 || rest < 0 || rest > trial.GPUTimeOf(got.Probes[:1]) {
+		t.Errorf("%d starts, %v of GPU time beside starts, stops and probes; the first probe took %v", starts, rest, trial.GPUTimeOf(got.Probes[:1]))
 	}
 	if !slices.ContainsFunc(got.Result.Notes, func(n string) bool { return strings.Contains(n, "a first server ended with hang: no token") }) {
 		t.Errorf("notes %q do not tell of the first server", got.Result.Notes)

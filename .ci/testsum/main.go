@@ -103,7 +103,8 @@ func (s *summary) endTest(id testID, action string) {
 	delete(s.output, id)
 }
 
-// endPackage prints the package's line. If the package failed, it also prints the output of every test that failed or never ended.
+// endPackage prints the package's line. If the package failed, it also prints the output of every test that failed or
+// never ended.
 func (s *summary) endPackage(e event) {
 	own := testID{e.Package, ""}
 	switch e.Action {

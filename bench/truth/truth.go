@@ -25,7 +25,7 @@ type Config struct {
 	TTFT   time.Duration // from the last byte of a request to its first token
 	TPOT   time.Duration // from one token to the next
 	Step   bool          // write the tokens of all streams together, once in every TPOT, as an engine does
-	Forget bool          // record no requests, to save memory in runs of millions
+	Forget bool          // record no requests, to save memory in runs of millions of requests
 }
 
 // A Server answers on one address. One goroutine writes all tokens. So a token costs little more than the call that
@@ -38,7 +38,7 @@ type Server struct {
 	cpu      time.Duration // CPU time of the process before the start
 
 	mu      sync.Mutex
-	due     []*stream // sorted by the due time of the stream's next token
+	due     []*stream // streams, sorted by the due times of their next tokens
 	tokens  int
 	records []*Request // the report's requests; tokens are added while answers run
 	ended   bool
@@ -122,7 +122,7 @@ type question struct {
 
 func (q *question) tokens() int { return max(q.MaxTokens, q.MaxChatTokens) }
 
-// promptTokens counts the token ids of a prompt. Of a text it counts roughly the words.
+// promptTokens counts the token ids of a prompt. For a text it counts the words, roughly.
 func (q *question) promptTokens() int {
 	prompt := q.Prompt
 	for _, m := range q.Messages {
@@ -146,7 +146,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 	}
 	id := r.Header.Get("X-Request-Id")
 	x := newStream(c, id, r.URL.Path == "/v1/chat/completions", &q)
-	x.due = s.step(received + s.config.TTFT)
+	x.due = s.writeTime(received + s.config.TTFT)
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
 	if http.NewResponseController(w).Flush() != nil { // the client has gone
 		return
@@ -180,9 +180,9 @@ func (s *Server) schedule(x *stream) {
 	s.due = slices.Insert(s.due, at, x)
 }
 
-// step returns when the server writes a token that is ready at the given time. With Config.Step this is the end of the
-// current step.
-func (s *Server) step(ready time.Duration) time.Duration {
+// writeTime returns when the server writes a token that is ready at the given time. If Config.Step is set, the server
+// writes the token at the end of the current step.
+func (s *Server) writeTime(ready time.Duration) time.Duration {
 	if !s.config.Step {
 		return ready
 	}
@@ -211,8 +211,8 @@ func (s *Server) writeTokens() {
 	}
 }
 
-// writeDue writes the tokens that are due now. It returns the time until the next one, and whether the server has
-// ended.
+// writeDue writes the tokens that are due now. It returns the time until the next token is due, and whether the server
+// has ended.
 func (s *Server) writeDue() (wait time.Duration, ended bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -14,9 +14,9 @@ type Arrivals struct {
 	// constant, below 1 is burstier. 0 means 1.
 	Burstiness float64
 
-	// Trace replaces this distribution by the gaps of recorded traffic. They repeat in a cycle that starts at a seeded
-	// gap. They are divided by their mean, so the caller still sets the rate. Within the cycle the rate varies as it did
-	// in the record.
+	// Trace replaces this distribution by the gaps of recorded traffic. These gaps repeat in a cycle that starts at a
+	// seeded gap. Each gap is divided by the mean gap, so the caller still sets the rate. Within the cycle the rate
+	// varies as it did in the record.
 	Trace *Trace
 }
 
@@ -33,8 +33,8 @@ func (a Arrivals) Check() error {
 	return nil
 }
 
-// gaps returns a function that draws gaps between arrivals, with a mean of 1. A trace without gaps and a burstiness
-// that Check refuses have no effect.
+// gaps returns a function that draws gaps between arrivals, with a mean of 1. A trace without gaps is ignored. A
+// burstiness that Check refuses counts as 1.
 func (a Arrivals) gaps(draw *rand.Rand) func() float64 {
 	switch {
 	case a.Trace != nil && a.Trace.meanGap() > 0:
@@ -54,8 +54,8 @@ func (a Arrivals) gaps(draw *rand.Rand) func() float64 {
 }
 
 // gamma draws from the gamma distribution with the given shape and scale 1 (Marsaglia and Tsang, A simple method for
-// generating gamma variables, 2000). It is written here because an upgrade of a library could change the arrivals of a
-// stored study.
+// generating gamma variables, 2000). The algorithm is written here, because an upgrade of a library could change the
+// arrivals of a stored study.
 func gamma(r *rand.Rand, shape float64) float64 {
 	if shape < 1 {
 		return gamma(r, shape+1) * math.Pow(r.Float64(), 1/shape)
@@ -76,25 +76,25 @@ func gamma(r *rand.Rand, shape float64) float64 {
 }
 
 // A clock gives the arrival times of one phase. It draws gaps with a mean of 1 and divides them by the rate, so every
-// rate gets the same pattern. If two rates differ in their results, the server is the reason and not the draw.
+// rate gets the same pattern. If two rates differ in their results, the server is the reason and not the random gaps.
 type clock struct {
 	gap  func() float64
 	rate float64
 	unit float64 // time of the last arrival at a rate of 1
 }
 
-// next returns the time of the next arrival since the start of the phase. It returns never if the time is too long for
-// a Duration.
+// next returns the time of the next arrival since the start of the phase. If the time is too long for a Duration, next
+// returns neverDue.
 func (c *clock) next() time.Duration {
 	c.unit += c.gap()
-	return time.Duration(min(c.unit/c.rate*float64(time.Second), float64(never)))
+	return time.Duration(min(c.unit/c.rate*float64(time.Second), float64(neverDue)))
 }
 
-// from returns a function for a phase that begins at the given time. Each call of the function returns the time of the
-// next arrival.
-func (c *clock) from(start time.Duration) func() time.Duration {
+// dueTimes returns a function for a phase that begins at the given time. Each call of that function returns the time of
+// the next arrival.
+func (c *clock) dueTimes(start time.Duration) func() time.Duration {
 	return func() time.Duration { return start + c.next() }
 }
 
-// never is a due time that no run reaches: 100 years.
-const never = 876_000 * time.Hour
+// neverDue is a due time that no run reaches: 100 years.
+const neverDue = 876_000 * time.Hour

@@ -39,8 +39,8 @@ func distance(sample []float64, cdf func(float64) float64) float64 {
 	return largest
 }
 
-// critical returns the distance that only one of ten thousand samples of size n exceeds (Kolmogorov's limit
-// distribution).
+// critical returns the critical value of the Kolmogorov-Smirnov distance for n samples, at significance 0.0001
+// (Kolmogorov's limit distribution).
 func critical(n int) float64 { return math.Sqrt(-math.Log(0.0001/2) / 2 / float64(n)) }
 
 func TestArrivalsHaveTheirDistribution(t *testing.T) {

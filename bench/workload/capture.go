@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -12,11 +13,11 @@ import (
 
 // readCaptures reads a log of the user's own traffic, with one JSON object on each line. The object is the body of a
 // request to /v1/completions or /v1/chat/completions, or it has the body under "body" or "request", as in OpenAI's
-// batch files. "timestamp" is the time of arrival. If timed is true, a row without a timestamp is bad. "usage" gives
-// the length of the answer. It may also be within "response".
-func readCaptures(from io.Reader, spec Spec, timed bool, bad *badRows) ([]recordedRow, error) {
+// batch files. "timestamp" is the time of arrival. If withTimes is true, a row without a timestamp is bad. "usage"
+// gives the length of the answer. "usage" may also be within "response".
+func readCaptures(from io.Reader, spec Spec, withTimes bool, bad *badRows) ([]recordedRow, error) {
 	return readLines(from, bad, func(text []byte) (row recordedRow, err error) {
-		row.Request, row.at, err = spec.parseCapture(text, timed)
+		row.Request, row.at, err = spec.parseCapture(text, withTimes)
 		return row, err
 	})
 }
@@ -36,8 +37,8 @@ type capturedLine struct {
 	Response  json.RawMessage `json:"response"`
 }
 
-// answered returns the length of the answer in tokens, or 0 if the line does not have it in a known form.
-func (l *capturedLine) answered() int {
+// answerTokens returns the length of the answer in tokens, or 0 if the line does not have this length in a known form.
+func (l *capturedLine) answerTokens() int {
 	var used usage
 	var response struct {
 		Usage usage `json:"usage"`
@@ -55,7 +56,7 @@ func (l *capturedLine) answered() int {
 }
 
 // parseCapture reads one line.
-func (s Spec) parseCapture(text []byte, timed bool) (request Request, came time.Duration, err error) {
+func (s Spec) parseCapture(text []byte, withTimes bool) (request Request, came time.Duration, err error) {
 	if text[0] == '[' {
 		return request, 0, errors.New("is a JSON array, not one object a line")
 	}
@@ -63,7 +64,7 @@ func (s Spec) parseCapture(text []byte, timed bool) (request Request, came time.
 	if err := json.Unmarshal(text, &line); err != nil {
 		return request, 0, explain(err)
 	}
-	if timed {
+	if withTimes {
 		if came, err = parseTimestamp(line.Timestamp); err != nil {
 			return request, 0, err
 		}
@@ -77,7 +78,7 @@ func (s Spec) parseCapture(text []byte, timed bool) (request Request, came time.
 			body = wrapped
 		}
 	}
-	request, err = s.parseBody(body, line.answered())
+	request, err = s.parseBody(body, line.answerTokens())
 	return request, came, err
 }
 
@@ -94,7 +95,7 @@ func (s Spec) parseBody(text json.RawMessage, answered int) (Request, error) {
 	if err := json.Unmarshal(text, &fields); err != nil {
 		return Request{}, explain(err)
 	}
-	for _, name := range sorted(fields) {
+	for _, name := range slices.Sorted(maps.Keys(fields)) {
 		if changesWork(name, fields[name]) {
 			return Request{}, fmt.Errorf("%s cannot be sent: remove such requests from the file", name)
 		}
@@ -152,7 +153,7 @@ var workFields = []string{
 	"chat_template_kwargs", "mm_processor_kwargs", "continue_final_message", "truncate_prompt_tokens",
 }
 
-// workDefaults are the defaults of these fields. A request with such a value asks for no special work.
+// workDefaults are the defaults of some workFields. A field with its default value does not change the work.
 var workDefaults = map[string][]string{
 	"n": {"1"}, "best_of": {"1"}, "response_format": {`{"type":"text"}`}, "modalities": {`["text"]`}, "truncate_prompt_tokens": {"-1"},
 }
@@ -169,7 +170,7 @@ func empty(value json.RawMessage) bool {
 	return slices.Contains([]string{"", "null", "false", `""`, "[]", "{}"}, string(value))
 }
 
-// parsePrompt reads a text, a list of token ids, or a list with one of these.
+// parsePrompt reads a prompt. The prompt is a text, a list of token ids, or a list that holds one such prompt.
 func parsePrompt(text json.RawMessage) (prompt string, ids []int32, err error) {
 	if empty(text) {
 		return "", nil, nil
@@ -206,7 +207,7 @@ func parseIDs(text json.RawMessage) ([]int32, error) {
 	}
 	for _, id := range ids {
 		if id < 0 {
-			return nil, fmt.Errorf("prompt has the token id %d", id)
+			return nil, fmt.Errorf("prompt has the token id %d, which is negative", id)
 		}
 	}
 	if len(ids) == 0 {
@@ -227,7 +228,7 @@ func parseMessages(text json.RawMessage) ([]Message, error) {
 	messages := make([]Message, len(list))
 	for i, fields := range list {
 		at := fmt.Sprintf("messages[%d]", i)
-		for _, name := range sorted(fields) {
+		for _, name := range slices.Sorted(maps.Keys(fields)) {
 			if name != "role" && name != "content" && !empty(fields[name]) {
 				return nil, fmt.Errorf("%s.%s cannot be sent: remove such requests from the file", at, name)
 			}
@@ -293,5 +294,5 @@ func parseTimestamp(text json.RawMessage) (time.Duration, error) {
 			number /= 1000
 		}
 	}
-	return since(number)
+	return clockTime(number)
 }

@@ -5,8 +5,8 @@ import (
 	"math/rand/v2"
 )
 
-// A purpose gives its draws a random sequence of their own, even if purposes share a seed. So more draws for one
-// purpose do not change the draws for another.
+// A purpose is what random numbers are drawn for. Each purpose has its own random sequence, even if several purposes
+// share a seed. So more draws for one purpose do not change the draws for another.
 type purpose uint64
 
 const (
@@ -23,8 +23,8 @@ const (
 	thinkDraws
 )
 
-// chance returns the random generator for a purpose, a stream and n, such as the number of an epoch. n stays far below
-// 2^48.
+// chance returns the random generator for a purpose, a stream and a number n, for example the number of an epoch. The
+// number stays far below 2^48.
 func chance(seed uint64, what purpose, stream Stream, n int) *rand.Rand {
 	const golden = 0x9e3779b97f4a7c15 // 2^64 / golden ratio; gives each draw number a very different seed
 	seed ^= uint64(stream>>drawBits) * golden

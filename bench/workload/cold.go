@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// WithColdLeadIn returns the schedule with a salt at the start of each prompt of the lead-in. No prompt of the source
-// starts with this salt. So the window finds nothing of the lead-in in a prefix cache. Prompts of the lead-in still
-// share as much with each other as before.
+// WithColdLeadIn returns the schedule with a salt (random text or token ids) at the start of each prompt of the
+// lead-in. No prompt of the source starts with this salt. So the window finds nothing of the lead-in in a prefix cache.
+// Prompts of the lead-in still share as much with each other as before.
 func WithColdLeadIn(s Schedule, source Source) Schedule {
 	return func(yield func(Arrival) bool) {
 		var leadIn *salt
@@ -33,11 +33,12 @@ type salt struct {
 	text   string
 }
 
-// unknownSalt returns a salt with which no prompt of the source starts. It uses token ids of the source, because the
-// model knows them. All its ids differ, because a prompt of the source may repeat one id a thousand times.
+// unknownSalt returns a salt with which no prompt of the source starts. The salt uses token ids of the source, because
+// the model knows these ids. All ids of the salt differ, because a prompt of the source may repeat one id a thousand
+// times.
 func unknownSalt(source Source) *salt {
 	const samples = 16
-	draw := chance(0, saltDraws, LeadInStream, 0)
+	draw := chance(0, saltDraws, leadInStream, 0)
 	var ids []int32
 	for i := range samples {
 		ids = append(ids, source.Request(PopulationStream, i).Tokens...)

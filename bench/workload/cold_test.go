@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// No prompt of a cold lead-in begins like a prompt of the window, whether it has tokens, text or messages. Prompts of
-// the lead-in still share as much with each other as before. The window does not change.
+// A cold lead-in comes from WithColdLeadIn. None of its prompts begins like a prompt of the window, whether it has
+// tokens, text or messages. Prompts of the lead-in still share as much with each other as before. The window does not
+// change.
 func TestAColdLeadInSharesNothingWithTheWindow(t *testing.T) {
 	text := func(i int) *Request {
 		return &Request{Text: "The same beginning. " + strings.Repeat("x", i%3), OutputTokens: 1}

@@ -7,8 +7,9 @@ import (
 	"vllmtuner/render"
 )
 
-// The shape of the multi-turn conversations in the benchmarks and in production. An epoch has 60 conversations of 5
-// turns. Each conversation begins with one of 10 long excerpts (starters). Its prompt grows by the earlier turns.
+// These constants give the shape of the multi-turn conversations in the benchmarks and in production. An epoch has 60
+// conversations of 5 turns. Each conversation begins with one of 10 long excerpts (starters). The prompt of each turn
+// includes the earlier turns.
 const (
 	conversations = 60
 	turns         = 5
@@ -16,8 +17,8 @@ const (
 )
 
 // phase1 is the population of the manual sweeps on the H200. The constants come from the calibrated simulator's trace.
-// Starters have a normal distribution with mean 3,500 and standard deviation 150, and answers with 515 and 0.69 · 515.
-// The mean prompt also comes from there.
+// Lengths have normal distributions: starters with mean 3,500 and standard deviation 150 tokens, answers with mean 515
+// and standard deviation 0.69 · 515. The mean prompt comes from the same trace.
 const (
 	phase1StarterMean = 3500.0
 	phase1StarterSD   = 150.0
@@ -28,8 +29,8 @@ const (
 	phase1OutputMin   = 114.0
 	phase1OutputMax   = 1280.0
 
-	// deltaCV is the coefficient of variation of the tokens that one turn adds. In phase1 the tokens of each conversation
-	// are also multiplied by a factor with half that variation.
+	// deltaCV is the coefficient of variation of the tokens that one turn adds. In phase1 each conversation also has a
+	// random factor that multiplies its added tokens. The coefficient of variation of this factor is half as large.
 	deltaCV = 0.4063
 )
 
@@ -51,7 +52,7 @@ const (
 	productionOutputMax   = 2048.0
 )
 
-// A talk has the lengths of one conversation in tokens.
+// A talk holds the lengths of one conversation, in tokens.
 type talk struct {
 	starter int                // index of its starter
 	added   [turns - 1]float64 // tokens that each turn after the first adds
@@ -98,10 +99,11 @@ func phase1Outputs(r *rand.Rand, n int) []int {
 	return lengths
 }
 
-// scaleToMean makes the mean prompt over all turns exactly mean tokens. It scales and rounds the tokens that turns add.
-// Then it spreads the rounding error over the last turns of conversations, because a last turn changes only one prompt.
-func scaleToMean(talks []talk, begin [][]int32, mean int) {
-	rest, added := mean*turns*len(talks), 0.0
+// scaleToMean makes the prompts of all turns exactly meanPrompt tokens long on average. It scales and rounds the tokens
+// that turns add. Then it spreads the rounding error over the last turns of conversations, because a last turn changes
+// only one prompt.
+func scaleToMean(talks []talk, begin [][]int32, meanPrompt int) {
+	rest, added := meanPrompt*turns*len(talks), 0.0
 	for i := range talks {
 		rest -= turns * len(begin[talks[i].starter])
 		for t, x := range talks[i].added {
@@ -172,18 +174,19 @@ func productionTalk(r *rand.Rand, starter, starterTokens int) talk {
 	return t
 }
 
-// drawStarters draws the token ids of the starters. The function length draws how many tokens a starter has.
-func drawStarters(r *rand.Rand, vocabSize int, length func() float64) [][]int32 {
+// drawStarters draws the token ids of the starters. Each call of drawLength returns the number of tokens of one
+// starter.
+func drawStarters(r *rand.Rand, vocabSize int, drawLength func() float64) [][]int32 {
 	begin := make([][]int32, starters)
 	for i := range begin {
-		begin[i] = make([]int32, int(math.Round(length())))
+		begin[i] = make([]int32, int(math.Round(drawLength())))
 		fill(r, begin[i], vocabSize)
 	}
 	return begin
 }
 
-// requestsOf turns lengths into requests, conversation by conversation. All turns of a conversation share one array of
-// ids. So the prompt of turn t is exactly a prefix of the prompt of turn t+1.
+// requestsOf makes requests from the lengths, conversation by conversation. All turns of a conversation share one array
+// of ids. So the prompt of turn t is exactly a prefix of the prompt of turn t+1.
 func requestsOf(r *rand.Rand, talks []talk, begin [][]int32, vocabSize int) []Request {
 	requests := make([]Request, 0, len(talks)*turns)
 	for c, t := range talks {

@@ -68,8 +68,8 @@ func TestPhase1HasTheDocumentedMeansForEverySeed(t *testing.T) {
 	}
 }
 
-// The calibrated trace is one draw of the same population. So the quantiles over many draws must lie near the quantiles
-// of that trace.
+// The calibrated trace is one random draw from the same population. So the quantiles over many draws must lie near the
+// quantiles of that trace.
 func TestPhase1HasTheQuantilesOfTheCalibratedTrace(t *testing.T) {
 	f, err := os.Open("testdata/trace_h200.csv")
 	if err != nil {
@@ -180,7 +180,7 @@ func TestRequestIsAFunctionOfStreamAndIndex(t *testing.T) {
 			if !slices.Equal(a.Tokens, b.Tokens) || a.OutputTokens != b.OutputTokens {
 				t.Errorf("%s: request %d differs between two sources of one seed", one.Name(), i)
 			}
-			different = different || !slices.Equal(a.Tokens, one.Request(LeadInStream, i).Tokens)
+			different = different || !slices.Equal(a.Tokens, one.Request(leadInStream, i).Tokens)
 			differs = differs || !slices.Equal(a.Tokens, other.Request(WindowStream, i).Tokens)
 			if n := one.Len(); n > 0 && one.Request(WindowStream, i) != one.Request(WindowStream, i+n) {
 				t.Errorf("%s: requests %d and %d are not the same", one.Name(), i, i+n)

@@ -30,9 +30,9 @@ func TestPrefixRepetitionHasVLLMsShape(t *testing.T) {
 	}
 }
 
-// hits returns the hit rate of a large prefix cache with blocks of 16 tokens: the share of prompt tokens found in it.
-// The first n requests only fill the cache.
-func hits(source Source, n int) float64 {
+// hitRate returns the hit rate of a large prefix cache with blocks of 16 tokens: the share of prompt tokens found in
+// the cache. The first n requests only fill the cache.
+func hitRate(source Source, n int) float64 {
 	const block = 16
 	known := make(map[[block]int32]bool)
 	hit, total := 0, 0
@@ -66,11 +66,11 @@ func TestSharedPrefixesHaveTheirHitRate(t *testing.T) {
 	}
 	for _, test := range tests {
 		test.spec.Kind = "shared-prefix"
-		if got := hits(open(t, test.spec, 3), 100); math.Abs(got-test.want) > 0.015 { // only whole blocks hit, so a part of a block is lost
+		if got := hitRate(open(t, test.spec, 3), 100); math.Abs(got-test.want) > 0.015 { // only whole blocks hit, so a part of a block is lost
 			t.Errorf("%s: %.3f of the prompt tokens hit, want %.2f", test.name, got, test.want)
 		}
 	}
-	if got := hits(open(t, Spec{Kind: "random"}, 3), 100); got != 0 {
+	if got := hitRate(open(t, Spec{Kind: "random"}, 3), 100); got != 0 {
 		t.Errorf("random: %.3f of the prompt tokens hit, want none", got)
 	}
 }
@@ -85,7 +85,7 @@ func TestRandomHasAPrefixAndItsOwnSpreads(t *testing.T) {
 	if prompts[0] != 140 || prompts[499] != 140 || outputs[0] != 5 || outputs[499] != 15 {
 		t.Errorf("prompts %v to %v, answers %v to %v, want 140, and 5 to 15", prompts[0], prompts[499], outputs[0], outputs[499])
 	}
-	a, b := source.Request(WindowStream, 0).Tokens, source.Request(LeadInStream, 70).Tokens
+	a, b := source.Request(WindowStream, 0).Tokens, source.Request(leadInStream, 70).Tokens
 	if !slices.Equal(a[:40], b[:40]) || slices.Equal(a[40:], b[40:]) {
 		t.Error("two requests share more or less than the prefix")
 	}

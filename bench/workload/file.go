@@ -12,7 +12,8 @@ import (
 	"vllmtuner/render"
 )
 
-// openFile reads a file of requests without times. The seed decides which of them are used if the spec wants only some.
+// openFile reads a file of requests without times. The seed decides which requests are used if the spec wants only
+// some.
 func openFile(spec Spec, seed uint64, read func(io.Reader, Spec, *badRows) ([]Request, error)) (Source, error) {
 	bad := badRows{skip: spec.SkipBadRows}
 	var requests []Request
@@ -31,8 +32,8 @@ func openFile(spec Spec, seed uint64, read func(io.Reader, Spec, *badRows) ([]Re
 	return source, nil
 }
 
-// choose returns as many elements as the spec wants, chosen at random with the seed. Without a number in the spec it
-// returns all.
+// choose returns as many elements as the spec wants, chosen at random with the seed. If the spec has no number, choose
+// returns all elements.
 func choose[T any](all []T, spec Spec, seed uint64) ([]T, error) {
 	if err := spec.checkRequests(len(all)); err != nil {
 		return nil, err
@@ -59,13 +60,13 @@ func (s Spec) titleOf(n int, notes ...string) string {
 	return s.title(s.Kind+" "+filepath.Base(s.Path), append([]string{render.Count(n, "request")}, notes...)...)
 }
 
-// withFile opens a file and passes it to read. An error of read gets the path as prefix.
+// withFile opens a file and passes it to the function read. An error of that function gets the path as prefix.
 func withFile(path string, read func(io.Reader) error) error {
 	f, err := foreign.Open(path)
 	if err != nil {
 		return fmt.Errorf("open data set: %w", err)
 	}
-	defer f.Close() // only read
+	defer f.Close() // the file is only read, so an error of Close does not matter
 	if err := read(f); err != nil {
 		return fmt.Errorf("data set %s: %w", path, err)
 	}
@@ -73,8 +74,8 @@ func withFile(path string, read func(io.Reader) error) error {
 }
 
 // readJSONL reads the custom data set of vllm bench serve: one JSON object on each line, with output_tokens and with
-// prompt, messages or both. Endpoint chat uses messages if there are any, and completions uses prompt. So the same file
-// serves both endpoints and vllm bench serve.
+// prompt, messages or both. Endpoint chat uses messages if there are any, and completions uses prompt. So one file
+// works with both endpoints, and with vllm bench serve.
 func readJSONL(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 	return readLines(from, bad, func(text []byte) (Request, error) { return parseLine(text, spec) })
 }

@@ -63,7 +63,7 @@ func TestOpenExplainsWhatIsWrong(t *testing.T) {
 		{"a message without content", Spec{Kind: "jsonl", Endpoint: Chat}, `{"messages":[{"role":"user"}],"output_tokens":1}`, []string{"message 1 needs a role and a content"}},
 		{"a cut ShareGPT file", Spec{Kind: "sharegpt"}, `[{"conversations":[]},{"conv`, []string{"entry 2", "is not JSON"}},
 		{"an array that does not end", Spec{Kind: "sharegpt"}, `[{"conversations":[]}`, []string{"entry 1", "is not JSON"}},
-		{"entries of one turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":"what is this?"}]}]`, []string{"it has 1 entry, none with two turns"}},
+		{"entries of one turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":"what is this?"}]}]`, []string{"it has 1 entry, but none has two turns"}},
 		{"a wrong turn", Spec{Kind: "sharegpt"}, `[{"conversations":[{"value":7}]}]`, []string{"entry 1", "conversations.value is a number, must be a string"}},
 		{"more than there is", Spec{Kind: "jsonl", Requests: 2}, `{"prompt":"x","output_tokens":1}`, []string{"asks for 2 requests, but only 1 request is usable"}},
 	}
@@ -150,8 +150,8 @@ func TestShareGPTPrunesAsVLLMDoesByTheEstimate(t *testing.T) {
 	}
 }
 
-// check verifies the result of a reader. It must be an error, or at least one request and only requests that fit the
-// endpoint.
+// check verifies the result of a reader. The result must be an error, or at least one request and only requests that
+// fit the endpoint.
 func check(t *testing.T, requests []Request, err error, endpoint string) {
 	t.Helper()
 	if (err == nil) != (len(requests) > 0) {

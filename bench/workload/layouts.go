@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -31,8 +32,8 @@ var columns = map[string][3]string{
 // them.
 const blockTokens = 512
 
-// A traced reads traces that record no texts, only lengths.
-type traced struct {
+// A traceReader reads a trace that records only lengths, not texts.
+type traceReader struct {
 	spec   Spec
 	layout string
 	column [3]int // indexes of the columns in a CSV file
@@ -42,7 +43,7 @@ type traced struct {
 
 // readTraced returns the rows of a trace, and notes for the source's name.
 func readTraced(from io.Reader, spec Spec, bad *badRows) (rows []recordedRow, notes []string, err error) {
-	t := &traced{spec: spec}
+	t := &traceReader{spec: spec}
 	if err := t.read(from, bad); err != nil {
 		return nil, nil, err
 	}
@@ -53,7 +54,7 @@ func readTraced(from io.Reader, spec Spec, bad *badRows) (rows []recordedRow, no
 	return t.rows, notes, nil
 }
 
-func (t *traced) read(from io.Reader, bad *badRows) error {
+func (t *traceReader) read(from io.Reader, bad *badRows) error {
 	in := newLineReader(from)
 	head, err := in.next()
 	if err == io.EOF {
@@ -72,10 +73,10 @@ func (t *traced) read(from io.Reader, bad *badRows) error {
 			return err
 		}
 	}
-	err = in.each(bad, func(text []byte) error { return t.take(text, parse) })
+	err = in.forEach(bad, func(text []byte) error { return t.take(text, parse) })
 	if err == nil && len(t.rows) == 0 {
-		if err = bad.none(); t.failed > 0 {
-			err = fmt.Errorf("it has %s, none with a prompt and an answer", render.Count(t.failed, "row"))
+		if err = bad.noUsableRow(); t.failed > 0 {
+			err = fmt.Errorf("it has %s, but none has a prompt and an answer", render.Count(t.failed, "row"))
 		}
 	}
 	return err
@@ -83,7 +84,7 @@ func (t *traced) read(from io.Reader, bad *badRows) error {
 
 // take reads one row. It leaves out a row without a prompt or an answer. In BurstGPT an answer of 0 tokens means that
 // the request failed.
-func (t *traced) take(text []byte, parse func([]byte) (recordedRow, error)) error {
+func (t *traceReader) take(text []byte, parse func([]byte) (recordedRow, error)) error {
 	row, err := parse(text)
 	if err != nil {
 		return err
@@ -101,7 +102,7 @@ func (t *traced) take(text []byte, parse func([]byte) (recordedRow, error)) erro
 }
 
 // recognise finds the layout from the first line of the file and checks it against the layout in the spec.
-func (t *traced) recognise(head string) error {
+func (t *traceReader) recognise(head string) error {
 	t.layout = t.spec.Layout
 	if strings.HasPrefix(head, "{") {
 		switch {
@@ -120,7 +121,7 @@ func (t *traced) recognise(head string) error {
 	for i := range names {
 		names[i] = strings.Trim(strings.TrimSpace(names[i]), `"`)
 	}
-	for _, layout := range sorted(columns) {
+	for _, layout := range slices.Sorted(maps.Keys(columns)) {
 		missing := t.find(names, columns[layout])
 		switch {
 		case t.layout == layout && missing != "":
@@ -133,8 +134,8 @@ func (t *traced) recognise(head string) error {
 	return fmt.Errorf("is not the head of a known trace (%s): it needs the columns Timestamp,Request tokens,Response tokens or TIMESTAMP,ContextTokens,GeneratedTokens, or a JSON object on each line", Or(Layouts))
 }
 
-// find sets the indexes of the wanted columns. If one is missing, it returns the name of that column.
-func (t *traced) find(names []string, wanted [3]string) (missing string) {
+// find sets the indexes of the wanted columns. If a column is missing, find returns the name of that column.
+func (t *traceReader) find(names []string, wanted [3]string) (missing string) {
 	for i, want := range wanted {
 		if t.column[i] = slices.Index(names, want); t.column[i] < 0 {
 			return want
@@ -144,7 +145,7 @@ func (t *traced) find(names []string, wanted [3]string) (missing string) {
 }
 
 // parseCSV reads a row of a CSV trace. No value in these traces has a comma, so splitting at commas is enough.
-func (t *traced) parseCSV(text []byte) (row recordedRow, err error) {
+func (t *traceReader) parseCSV(text []byte) (row recordedRow, err error) {
 	values := strings.Split(string(text), ",")
 	if last := slices.Max(t.column[:]); len(values) <= last {
 		return row, fmt.Errorf("has only %s, needs at least %d", render.Count(len(values), "column"), last+1)
@@ -163,13 +164,13 @@ func (t *traced) parseCSV(text []byte) (row recordedRow, err error) {
 // azureTimes are the date formats of the two releases, 2023 and 2024.
 var azureTimes = []string{"2006-01-02 15:04:05", "2006-01-02 15:04:05Z07:00", time.RFC3339}
 
-func (t *traced) time(text string) (time.Duration, error) {
+func (t *traceReader) time(text string) (time.Duration, error) {
 	if t.layout == "burstgpt" {
 		seconds, err := strconv.ParseFloat(text, 64)
 		if err != nil {
 			return 0, fmt.Errorf("timestamp %q is not a number of seconds", text)
 		}
-		return since(seconds)
+		return clockTime(seconds)
 	}
 	for _, form := range azureTimes {
 		if at, err := time.Parse(form, text); err == nil {
@@ -214,7 +215,7 @@ func parseMooncake(text []byte) (row recordedRow, err error) {
 	case line.InputLength == nil || line.OutputLength == nil:
 		return row, errors.New(`needs "input_length" and "output_length"`)
 	}
-	if row.at, err = since(*line.Timestamp / 1000); err != nil {
+	if row.at, err = clockTime(*line.Timestamp / 1000); err != nil {
 		return row, err
 	}
 	if err := checkLength("input_length", *line.InputLength, 0); err != nil {
@@ -235,8 +236,9 @@ func parseMooncake(text []byte) (row recordedRow, err error) {
 	return row, nil
 }
 
-// draw draws the prompt only when it is needed, because all prompts of a trace together do not fit in memory. Equal
-// hash ids give equal tokens, even if the last block is shorter. Without hash ids no two prompts share anything.
+// draw returns the request with a prompt of random token ids. The prompt is drawn only when it is needed, because all
+// prompts of a trace together do not fit in memory. Equal hash ids give equal tokens, even if the last block is
+// shorter. Without hash ids no two prompts share anything.
 func (r recordedRow) draw(seed uint64, number, vocab int) *Request {
 	ids := make([]int32, r.PromptTokens)
 	if r.blocks == nil {

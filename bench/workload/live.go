@@ -11,7 +11,7 @@ import (
 )
 
 // thinkCV is the coefficient of variation of think times. It is 1 because the standard deviation of people's pauses is
-// about their mean.
+// about as large as their mean.
 const thinkCV = 1
 
 // live is a source of conversations that go on with the server's real answers. Its method Request returns first turns
@@ -31,12 +31,14 @@ type liveTurn struct {
 	output   int // number of tokens to ask for
 }
 
-// OpenLive returns conversations in which turn t+1 follows the real answer to turn t. The think time between them has a
-// lognormal distribution with the given mean. The conversations come from kind sharegpt, jsonl or capture at endpoint
-// chat. A recorded answer only gives the length of the real one. Request returns first turns only. So the rate of a
-// Plan is in conversations per second, and a Loop keeps a number of conversations in flight.
+// OpenLive returns conversations in which turn t+1 follows the real answer to turn t after a think time. Think times
+// have a lognormal distribution with the given mean. The conversations come from a file of kind sharegpt, jsonl or
+// capture, with endpoint chat. A recorded answer only gives the length of the real answer. The source's method Request
+// returns first turns only. So the rate of a Plan is in conversations per second, and a Loop keeps a number of
+// conversations in flight.
 //
-// Under overload such a load slows itself down. So its figures cannot be used to compare flags of a server.
+// Under overload, live conversations slow themselves down, because a next turn waits for an answer. So figures of such
+// a load cannot be used to compare flags of a server.
 func OpenLive(spec Spec, think time.Duration, seed uint64) (Source, error) {
 	spec, err := spec.checked()
 	switch {
@@ -82,12 +84,12 @@ type session struct {
 	talk   liveTalk
 }
 
-// turn returns the request of turn t, counted from 0. said is the conversation up to and including that turn.
-func (s session) turn(t int, said []Message) *Request {
-	r := &Request{Messages: said, OutputTokens: s.talk[t].output, Conversation: s.number, Turn: t + 1}
+// turn returns the request of turn t, counted from 0. The history is the conversation up to and including that turn.
+func (s session) turn(t int, history []Message) *Request {
+	r := &Request{Messages: history, OutputTokens: s.talk[t].output, Conversation: s.number, Turn: t + 1}
 	if t+1 < len(s.talk) {
 		r.Next = func(answer string) (*Request, time.Duration) {
-			next := append(slices.Clip(said), Message{Role: "assistant", Content: answer})
+			next := append(slices.Clip(history), Message{Role: "assistant", Content: answer})
 			return s.turn(t+1, append(next, s.talk[t+1].messages...)), s.thinkTime(t + 1)
 		}
 	}
@@ -95,7 +97,7 @@ func (s session) turn(t int, said []Message) *Request {
 }
 
 // maxTurns is the limit on the turns of a conversation. Because of the limit, every turn of every session has its own
-// number and so its own draw of the think time.
+// number and so its own random think time.
 const maxTurns = 1 << 16
 
 func (s session) thinkTime(t int) time.Duration {
@@ -120,7 +122,7 @@ func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 			return err
 		})
 		if err == nil && len(talks) == 0 {
-			err = bad.none()
+			err = bad.noUsableRow()
 		}
 	} else {
 		talks, err = readLines(from, bad, func(text []byte) (liveTalk, error) {
@@ -138,15 +140,16 @@ func readTalks(from io.Reader, spec Spec, bad *badRows) ([]liveTalk, error) {
 	case err != nil:
 		return nil, err
 	case !slices.ContainsFunc(talks, func(t liveTalk) bool { return len(t) > 1 }):
-		return nil, fmt.Errorf("it has %s, none with a second turn: use a file of conversations", render.Count(len(talks), "conversation"))
+		return nil, fmt.Errorf("it has %s, but none has a second turn: use a file of conversations", render.Count(len(talks), "conversation"))
 	}
 	return talks, nil
 }
 
 // newTalk splits a recorded conversation into turns. Each turn has the messages before an answer. The length of a
-// recorded answer is estimated from its text. If the conversation ends with the user, last is the length of the missing
-// answer; 0 leaves that turn out. An override above 0 replaces all lengths.
-func newTalk(messages []Message, last, override int) (liveTalk, error) {
+// recorded answer is estimated from its text. If the conversation ends with the user, its last answer is missing. The
+// missing answer gets the length lastAnswer; if that is 0, the last turn is left out. If override is above 0, it
+// replaces all lengths.
+func newTalk(messages []Message, lastAnswer, override int) (liveTalk, error) {
 	var talk liveTalk
 	var said []Message
 	for _, m := range messages {
@@ -159,8 +162,8 @@ func newTalk(messages []Message, last, override int) (liveTalk, error) {
 		}
 		said = nil
 	}
-	if len(said) > 0 && last > 0 {
-		talk = append(talk, liveTurn{said, last})
+	if len(said) > 0 && lastAnswer > 0 {
+		talk = append(talk, liveTurn{said, lastAnswer})
 	}
 	if override > 0 {
 		for i := range talk {
@@ -176,8 +179,8 @@ func newTalk(messages []Message, last, override int) (liveTalk, error) {
 	return talk, nil
 }
 
-// messages returns the conversation of an entry. It returns none if no user's turn has an answer. That happens in the
-// second half of a conversation that was cut in two.
+// messages returns the conversation of an entry. It returns no messages if no user's turn has an answer. That happens
+// in the second half of a conversation that was cut in two.
 func (e shareGPTEntry) messages() ([]Message, error) {
 	roles := map[string]string{
 		"human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant", "bing": "assistant", "bard": "assistant",

@@ -147,7 +147,7 @@ func TestOpenLiveRefusesWhatCannotGoOn(t *testing.T) {
 		{"token ids", Spec{Kind: "production"}, 0, "", "workload production has no conversations that can go on: for live conversations use kind sharegpt, jsonl or capture"},
 		{"completions", Spec{Kind: "jsonl"}, 0, talks, "live conversations need endpoint chat"},
 		{"a negative pause", Spec{Kind: "jsonl", Endpoint: Chat}, -1, talks, "think time -1ns must not be negative"},
-		{"single questions", Spec{Kind: "jsonl", Endpoint: Chat}, 0, talks[strings.Index(talks, "\n")+1:], "it has 1 conversation, none with a second turn"},
+		{"single questions", Spec{Kind: "jsonl", Endpoint: Chat}, 0, talks[strings.Index(talks, "\n")+1:], "it has 1 conversation, but none has a second turn"},
 		{"no answer anywhere", Spec{Kind: "sharegpt", Endpoint: Chat}, 0, `[{"conversations":[{"from":"human","value":"x"}]}]`, "the file is empty"},
 		{"an unknown speaker", Spec{Kind: "sharegpt", Endpoint: Chat}, 0, `[{"conversations":[{"from":"alien","value":"x"}]}]`, `entry 1: conversations[0] is from "alien"`},
 		{"a broken line", Spec{Kind: "capture", Endpoint: Chat}, 0, "{", "line 1: is not JSON"},

@@ -2,6 +2,7 @@ package workload
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -17,8 +18,8 @@ type Spec struct {
 	Endpoint string // "completions" (also when empty) or "chat"; kinds with token ids need completions
 
 	InputTokens  int // mean prompt length, without the prefix of kind random; 0 means 1024, as in vllm bench serve
-	OutputTokens int // mean answer length, 0 means 128; for a file the length of every answer, 0 means the file's own lengths
-	PrefixTokens int // tokens of the shared prefix; kind random: of all prompts, 0 means none; prefix-repetition: of each group, 0 means 256
+	OutputTokens int // mean answer length; 0 means 128. For a file, the length of every answer; 0 means the lengths in the file
+	PrefixTokens int // tokens of a shared prefix; in random all prompts share one prefix, and 0 means none; in prefix-repetition each group shares one, and 0 means 256
 	SuffixTokens int // tokens after the prefix in prefix-repetition; 0 means 256
 	Prefixes     int // number of different prefixes in prefix-repetition; 0 means 10
 
@@ -31,11 +32,11 @@ type Spec struct {
 	RangeRatio, InputRangeRatio, OutputRangeRatio float64
 
 	Requests  int // number of different requests; 0 means a whole file, or endless random requests
-	VocabSize int // all token ids are smaller; 0 means 32,000
+	VocabSize int // all token ids are below this number; 0 means 32,000
 
 	Layout      string // layout of a trace, one of Layouts; "" means that the first line of the file shows it
 	SkipBadRows bool   // count and leave out unreadable rows instead of returning an error
-	Repeat      string // when a finite population ends: "" starts again; or Salt, or ErrorEnded
+	Repeat      string // what happens when a finite population ends: "" starts again; or Salt, or ErrorEnded
 	Output      string // "" pins the length of each answer; Natural lets the model end it
 }
 
@@ -132,7 +133,7 @@ func (s Spec) checkWords() error {
 	return nil
 }
 
-// given tells for each setting, by its name in a study file, whether it is not zero.
+// given says which settings are set (not zero). The keys are the names of the settings in a study file.
 func (s Spec) given() map[string]bool {
 	return map[string]bool{
 		"path": s.Path != "", "layout": s.Layout != "", "skip_bad_rows": s.SkipBadRows,
@@ -146,7 +147,7 @@ func (s Spec) given() map[string]bool {
 // checkUse returns an error if a setting has no effect or a necessary setting is missing.
 func (s Spec) checkUse() error {
 	given := s.given()
-	for _, name := range sorted(Settings) {
+	for _, name := range slices.Sorted(maps.Keys(Settings)) {
 		if kinds := Settings[name]; given[name] && !slices.Contains(kinds, s.Kind) {
 			return fmt.Errorf("workload %s does not use %s: leave it out, or use kind %s", s.Kind, strings.ReplaceAll(name, "_", " "), Or(kinds))
 		}
@@ -187,7 +188,7 @@ func (s Spec) checkNumbers() error {
 	}
 	switch {
 	case s.RangeRatio != 0 && (s.InputRangeRatio != 0 || s.OutputRangeRatio != 0):
-		return fmt.Errorf("range ratio %g applies to prompts and answers, but one of them also has its own: give only one", s.RangeRatio)
+		return fmt.Errorf("range ratio %g applies to prompts and answers, but one of them also has its own ratio: give only one", s.RangeRatio)
 	case !(s.HitPercent >= 0 && s.HitPercent < 100):
 		return fmt.Errorf("hit percent %g must be above 0 and below 100", s.HitPercent)
 	case s.VocabSize <= firstToken:

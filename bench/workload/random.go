@@ -19,8 +19,8 @@ const (
 	defaultPrefixes     = 10
 )
 
-// randomEpoch is how many random requests are drawn at once. A larger epoch would take much memory with long prompts. A
-// smaller one would be drawn again too often.
+// randomEpoch is how many random requests are drawn at once. A larger epoch would take much memory with long prompts.
+// With a smaller epoch, the same requests would be drawn again too often.
 const randomEpoch = 64
 
 // A shape describes requests of random token ids. Each request begins with one of the prefixes. Its own ids follow.
@@ -85,8 +85,8 @@ func (s Spec) shape(seed uint64) (shape, string) {
 	return d, name
 }
 
-// requests draws n requests. If inTurn is true, they use the prefixes one after the other, because vllm bench serve
-// uses each prefix equally often. Otherwise each request draws its prefix.
+// requests draws n requests. If inTurn is true, the requests use the prefixes one after the other, because vllm bench
+// serve uses each prefix equally often. Otherwise each request gets a random prefix.
 func (s shape) requests(r *rand.Rand, n int, inTurn bool) []Request {
 	requests := make([]Request, n)
 	for i := range requests {

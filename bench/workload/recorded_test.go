@@ -11,11 +11,12 @@ import (
 	"vllmtuner/render"
 )
 
-// openText opens a spec whose file has the given text. If timed is true, it opens the file as a trace with times.
-func openText(t *testing.T, spec Spec, text string, timed bool) (*Trace, error) {
+// openText opens a spec whose file has the given text. If withTimes is true, openText opens the file as a trace with
+// times.
+func openText(t *testing.T, spec Spec, text string, withTimes bool) (*Trace, error) {
 	t.Helper()
 	spec.Path = write(t, text)
-	if timed {
+	if withTimes {
 		return OpenTrace(spec, 1)
 	}
 	source, err := Open(spec, 1)
@@ -134,7 +135,7 @@ func TestRecordedOrderIsKept(t *testing.T) {
 		row[source.at(i).PromptTokens] = i
 	}
 	starts := make(map[int]bool)
-	for _, stream := range []Stream{WarmUpStream, PrimeStream, LeadInStream, WindowStream, RunOutStream} {
+	for _, stream := range []Stream{WarmUpStream, PrimeStream, leadInStream, WindowStream, runOutStream} {
 		first := row[source.Request(stream, 0).PromptTokens]
 		starts[first] = true
 		for i := range 20 {
@@ -178,7 +179,7 @@ func TestBadTracesAreRefused(t *testing.T) {
 		{"a negative block", Spec{}, `{"timestamp": 1, "input_length": 6, "output_length": 5, "hash_ids": [-1]}`, []string{"line 1: hash id -1 must be from 0 to below 2^48"}},
 		{"a broken line", Spec{}, mooncake + mooncake + "{", []string{"line 3: is not JSON"}},
 		{"a wrong type", Spec{}, mooncake + `{"timestamp": "1", "input_length": 6}`, []string{"line 2: timestamp is a string, must be a number"}},
-		{"nothing but failures", Spec{}, burstHead + "1,a,5,0\n2,a,5,0\n", []string{"it has 2 rows, none with a prompt and an answer"}},
+		{"nothing but failures", Spec{}, burstHead + "1,a,5,0\n2,a,5,0\n", []string{"it has 2 rows, but none has a prompt and an answer"}},
 		{"nothing but bad rows", Spec{SkipBadRows: true}, burstHead + "x,a,5,1\ny,a,5,1\n", []string{`all 2 rows are bad; the first one: line 2: timestamp "x"`}},
 		{"more than there is", Spec{Requests: 3}, mooncake, []string{"asks for 3 requests, but only 1 request is usable"}},
 		{"an endless line", Spec{}, mooncake + strings.Repeat("x", maxRow+10) + "\n", []string{"line 2: is longer than 16 MiB"}},

@@ -2,8 +2,8 @@ package workload
 
 import "fmt"
 
-// The values of Spec.Repeat. They matter for a run that needs more requests than there are different ones. By default
-// the requests repeat, which turns misses of the server's prefix cache into hits.
+// The values of Spec.Repeat. They matter only if a run needs more requests than the source has. By default the requests
+// repeat, which turns misses of the server's prefix cache into hits.
 const (
 	Salt       = "salt"  // prompts of each repetition begin with other tokens, so the cache does not have them
 	ErrorEnded = "error" // Enough returns an error
@@ -13,8 +13,9 @@ const (
 // block occurs twice in the cache.
 const saltTokens = 4
 
-// salted returns r, the i-th request of a stream. If repetitions are salted, each repetition gives its requests a new
-// salt. All requests of one repetition get the same salt, so they still share as much with each other as before.
+// salted returns the request r, which is the i-th of a stream. If repetitions are salted, each repetition gives its
+// requests a new salt. All requests of one repetition get the same salt, so they still share as much with each other as
+// before.
 func (p *population) salted(r *Request, stream Stream, i int) *Request {
 	if i < p.n || p.repeat != Salt {
 		return r

@@ -31,7 +31,7 @@ func TestSaltedRepetitionsMissTheCache(t *testing.T) {
 		if len(begins) != 2 {
 			t.Errorf("%s: %d beginnings in two repetitions, want one in each", salted.Name(), len(begins))
 		}
-		if r := salted.Request(LeadInStream, n); begins[r.Tokens[0]<<16|r.Tokens[1]] {
+		if r := salted.Request(leadInStream, n); begins[r.Tokens[0]<<16|r.Tokens[1]] {
 			t.Errorf("%s: two streams have the same salt", salted.Name())
 		}
 	}

@@ -16,7 +16,7 @@ const maxRow = 16 << 20
 
 var errTooLong = fmt.Errorf("is longer than %s: no model takes such a long prompt", render.Bytes(maxRow))
 
-// badRows counts the rows that cannot be read and are left out. If skip is false, the first bad row is an error.
+// badRows counts the rows that cannot be read and are left out. Unless skip is set, the first bad row is an error.
 type badRows struct {
 	skip  bool
 	n     int
@@ -42,8 +42,8 @@ func (b *badRows) note() string {
 	return render.Count(b.n, "bad row") + " skipped"
 }
 
-// none returns the error for a file without a usable row.
-func (b *badRows) none() error {
+// noUsableRow returns the error for a file without a usable row.
+func (b *badRows) noUsableRow() error {
 	if b.n == 0 {
 		return errEmpty
 	}
@@ -53,7 +53,7 @@ func (b *badRows) none() error {
 	return fmt.Errorf("all %d rows are bad; the first one: %w", b.n, b.first)
 }
 
-// Skipped returns how many unreadable rows of the source's file were left out, and the error of the first.
+// Skipped returns how many unreadable rows of the source's file were left out, and the error of the first such row.
 func Skipped(source Source) (n int, first error) {
 	bad := populationOf(source).bad
 	return bad.n, bad.first
@@ -71,7 +71,7 @@ type lineReader struct {
 func newLineReader(in io.Reader) *lineReader { return &lineReader{in: bufio.NewReaderSize(in, 1<<16)} }
 
 // next returns the next line that is not blank, without white space around it. The line is valid until the next call.
-// At the end of the file the error is io.EOF. If a line is too long, next skips it and returns errTooLong.
+// At the end of the file the error is io.EOF. If a line is too long, this method skips it and returns errTooLong.
 func (l *lineReader) next() ([]byte, error) {
 	for {
 		l.number++
@@ -110,8 +110,8 @@ func (l *lineReader) line() ([]byte, error) {
 	}
 }
 
-// each calls read with every line. A line for which read returns an error is a bad row.
-func (l *lineReader) each(bad *badRows, read func(text []byte) error) error {
+// forEach calls read with every line. If read returns an error for a line, this line is a bad row.
+func (l *lineReader) forEach(bad *badRows, read func(text []byte) error) error {
 	for {
 		text, err := l.next()
 		switch {
@@ -139,7 +139,7 @@ func (l *lineReader) check(bad *badRows, err error) error {
 // readLines parses every line of a file. A file without a usable line is an error.
 func readLines[T any](from io.Reader, bad *badRows, parse func(text []byte) (T, error)) ([]T, error) {
 	var all []T
-	err := newLineReader(from).each(bad, func(text []byte) error {
+	err := newLineReader(from).forEach(bad, func(text []byte) error {
 		one, err := parse(text)
 		if err == nil {
 			all = append(all, one)
@@ -147,7 +147,7 @@ func readLines[T any](from io.Reader, bad *badRows, parse func(text []byte) (T, 
 		return err
 	})
 	if err == nil && len(all) == 0 {
-		err = bad.none()
+		err = bad.noUsableRow()
 	}
 	if err != nil {
 		return nil, err
@@ -155,7 +155,8 @@ func readLines[T any](from io.Reader, bad *badRows, parse func(text []byte) (T, 
 	return all, nil
 }
 
-// A bounded is an io.Reader with a limit on bytes. The caller sets left again before each row.
+// A bounded reader passes on bytes until a limit is reached. The caller sets the limit (the field left) again before
+// each row.
 type bounded struct {
 	in   io.Reader
 	left int

@@ -8,7 +8,7 @@ func (p Plan) clock(stream Stream) *clock {
 	return &clock{gap: p.Arrivals.gaps(chance(p.Seed, gapDraws, stream.Draw(p.Draw), 0)), rate: p.Rate}
 }
 
-// rescaled returns the window's clock with a rate that makes the last arrival due at MinRequests/Rate.
+// rescaled returns the window's clock with a rate that makes the last arrival due at MinRequests/Rate seconds.
 func (p Plan) rescaled() *clock {
 	c := p.clock(WindowStream)
 	for range p.MinRequests {
@@ -47,17 +47,17 @@ func (p Plan) Schedule() Schedule {
 		case !(p.Rate > 0):
 			return
 		case p.Rescale:
-			send(yield, p.Source, part{Window, WindowStream.Draw(p.Draw), 0, n, p.rescaled().from(0)})
+			send(yield, p.Source, part{Window, WindowStream.Draw(p.Draw), 0, n, p.rescaled().dueTimes(0)})
 			return
 		}
 		lead := 0
-		for c := p.clock(LeadInStream); c.next() < p.LeadIn; {
+		for c := p.clock(leadInStream); c.next() < p.LeadIn; {
 			lead++
 		}
 		send(yield, p.Source,
-			part{LeadIn, LeadInStream.Draw(p.Draw), 0, lead, p.clock(LeadInStream).from(0)},
-			part{Window, WindowStream.Draw(p.Draw), 0, n, p.clock(WindowStream).from(p.LeadIn)},
-			part{RunOut, RunOutStream.Draw(p.Draw), 0, forEver, p.clock(RunOutStream).from(p.LeadIn + length)})
+			part{LeadIn, leadInStream.Draw(p.Draw), 0, lead, p.clock(leadInStream).dueTimes(0)},
+			part{Window, WindowStream.Draw(p.Draw), 0, n, p.clock(WindowStream).dueTimes(p.LeadIn)},
+			part{RunOut, runOutStream.Draw(p.Draw), 0, forEver, p.clock(runOutStream).dueTimes(p.LeadIn + length)})
 	}
 }
 
@@ -73,7 +73,7 @@ type part struct {
 	due    func() time.Duration // returns the due time of the next request
 }
 
-// send yields the requests of the parts, one part after the other.
+// send passes the requests of the parts to the function yield, one part after the other.
 func send(yield func(Arrival) bool, source Source, parts ...part) {
 	for _, p := range parts {
 		for i := range p.n {
@@ -89,7 +89,7 @@ func (p Pass) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
 		if p.Rate > 0 {
 			c := &clock{gap: Arrivals{}.gaps(chance(p.Seed, passDraws, p.Stream, p.First)), rate: p.Rate}
-			send(yield, p.Source, part{LeadIn, p.Stream, p.First, p.N, c.from(0)})
+			send(yield, p.Source, part{LeadIn, p.Stream, p.First, p.N, c.dueTimes(0)})
 		}
 	}
 }

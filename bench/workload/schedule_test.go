@@ -39,7 +39,7 @@ func TestAScheduleGoesThroughItsPhasesInOrder(t *testing.T) {
 			t.Errorf("index %d in the %s, want %d", a.Index, a.Phase, counts[a.Phase])
 		}
 		counts[a.Phase]++
-		stream := map[Phase]Stream{LeadIn: LeadInStream, Window: WindowStream, RunOut: RunOutStream}[a.Phase]
+		stream := map[Phase]Stream{LeadIn: leadInStream, Window: WindowStream, RunOut: runOutStream}[a.Phase]
 		if !slices.Equal(a.Request.Tokens, p.Source.Request(stream, a.Index).Tokens) {
 			t.Errorf("arrival %d of the %s is not request %d of its stream", i, a.Phase, a.Index)
 		}

@@ -59,8 +59,8 @@ func (r Ramp) due() func() time.Duration {
 func (r Ramp) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
 		if n, length := r.Counted(); n > 0 {
-			out := &clock{gap: r.gaps(RunOutStream), rate: r.To}
-			send(yield, r.Source, part{Window, WindowStream, 0, n, r.due()}, part{RunOut, RunOutStream, 0, forEver, out.from(length)})
+			out := &clock{gap: r.gaps(runOutStream), rate: r.To}
+			send(yield, r.Source, part{Window, WindowStream, 0, n, r.due()}, part{RunOut, runOutStream, 0, forEver, out.dueTimes(length)})
 		}
 	}
 }
@@ -77,8 +77,8 @@ type Loop struct {
 func (l Loop) Schedule() Schedule {
 	return func(yield func(Arrival) bool) {
 		asap := func() time.Duration { return Asap }
-		send(yield, l.Source, part{LeadIn, LeadInStream, 0, l.LeadIn, asap}, part{Window, WindowStream, 0, l.N, asap},
-			part{RunOut, RunOutStream, 0, forEver, asap})
+		send(yield, l.Source, part{LeadIn, leadInStream, 0, l.LeadIn, asap}, part{Window, WindowStream, 0, l.N, asap},
+			part{RunOut, runOutStream, 0, forEver, asap})
 	}
 }
 
@@ -117,7 +117,7 @@ func (r Replay) Schedule() Schedule {
 			a := Arrival{Due: r.due(i), Phase: Window, Index: i}
 			stream := WindowStream
 			if i >= n {
-				a.Phase, a.Index, stream = RunOut, i-n, RunOutStream
+				a.Phase, a.Index, stream = RunOut, i-n, runOutStream
 			}
 			if r.Source != nil {
 				a.Request = r.Source.Request(stream, a.Index)

@@ -108,7 +108,7 @@ func TestALoopIsDueAsSoonAsPossible(t *testing.T) {
 	var phases []Phase
 	for _, a := range all {
 		phases = append(phases, a.Phase)
-		stream := map[Phase]Stream{LeadIn: LeadInStream, Window: WindowStream, RunOut: RunOutStream}[a.Phase]
+		stream := map[Phase]Stream{LeadIn: leadInStream, Window: WindowStream, RunOut: runOutStream}[a.Phase]
 		if a.Due != Asap || !slices.Equal(a.Request.Tokens, source.Request(stream, a.Index).Tokens) {
 			t.Errorf("%s %d is due at %s, or another stream's", a.Phase, a.Index, a.Due)
 		}
@@ -152,7 +152,7 @@ func TestAReplayKeepsRecordedTimes(t *testing.T) {
 			want := Arrival{Due: test.times[i], Phase: Window, Index: i, Request: trace.request(i)}
 			stream := WindowStream
 			if i >= test.n {
-				want.Phase, want.Index, stream = RunOut, i-test.n, RunOutStream
+				want.Phase, want.Index, stream = RunOut, i-test.n, runOutStream
 			}
 			if test.replay.Source != nil {
 				want.Request = other.Request(stream, want.Index)

@@ -30,7 +30,7 @@ func readShareGPT(from io.Reader, spec Spec, bad *badRows) ([]Request, error) {
 		return nil
 	})
 	if err == nil && len(requests) == 0 {
-		err = fmt.Errorf(`it has %s, none with two turns under "conversations" with 4 to %d tokens of prompt (by the estimate of %d bytes a token)`,
+		err = fmt.Errorf(`it has %s, but none has two turns under "conversations" and a prompt of 4 to %d tokens (estimated at %d bytes a token)`,
 			render.Count(n, "entry"), shareGPTPromptMax, bytesPerToken)
 	}
 	if err != nil {
@@ -75,7 +75,7 @@ func eachShareGPT(from io.Reader, bad *badRows, read func(shareGPTEntry) error) 
 		return n, fmt.Errorf("after entry %d: %w", n, explain(err))
 	}
 	if n == bad.n {
-		return n, bad.none()
+		return n, bad.noUsableRow()
 	}
 	return n, nil
 }
@@ -92,8 +92,8 @@ const (
 const bytesPerToken = 4
 
 // request returns the entry's request, and whether to use it. vLLM drops entries by exact token counts. There is no
-// tokenizer here, so request estimates lengths at four bytes a token, and may decide differently near a limit. The same
-// estimate gives the length of the answer if the spec does not.
+// tokenizer here, so this method estimates lengths at four bytes a token, and may decide differently near a limit. The
+// same estimate gives the length of the answer if the spec does not.
 func (e shareGPTEntry) request(spec Spec) (Request, bool) {
 	if len(e.Conversations) < 2 {
 		return Request{}, false

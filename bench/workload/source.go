@@ -32,7 +32,7 @@ func populationOf(source Source) *population {
 	return new(population)
 }
 
-// A finite is a source with a fixed population. Each stream goes through it in its own order, again and again.
+// A finite source has a fixed population. Each stream goes through the population in its own order, again and again.
 type finite struct {
 	population
 	at      func(i int) *Request // returns the i-th request of the population
@@ -54,14 +54,14 @@ func (f *finite) Request(stream Stream, i int) *Request {
 type order struct {
 	seed     uint64
 	n        int
-	recorded bool // true: in the recorded order, in a cycle with a seeded start; false: shuffled
+	recorded bool // if true, the stream keeps the recorded order, in a cycle with a seeded start; if false, it is shuffled
 
 	mu    sync.Mutex
 	perms map[Stream][]int
 }
 
-// index returns the place in the population of the stream's i-th request. Recorded traffic is not shuffled, because
-// neighbours belong together: a turn of a conversation finds the earlier turns in the cache.
+// index returns the place that the stream's i-th request has in the population. Recorded traffic is not shuffled,
+// because neighbours belong together: a turn of a conversation finds the earlier turns in the cache.
 func (o *order) index(stream Stream, i int) int {
 	if o.recorded {
 		return (chance(o.seed, shuffleDraws, stream, 0).IntN(o.n) + i%o.n) % o.n
@@ -88,11 +88,11 @@ func longest(requests []Request) int {
 	return largest
 }
 
-// keptEpochs bounds the memory of an endless source. The streams of a probe read one or two epochs at a time. An epoch of
-// conversations takes about 3 MB and a few milliseconds to draw.
+// keptEpochs bounds the memory of an endless source. The streams of a probe read one or two epochs at a time. An epoch
+// of conversations takes about 3 MB, and drawing it takes a few milliseconds.
 const keptEpochs = 8
 
-// An endless is a source that draws its requests epoch by epoch and keeps the latest epochs.
+// An endless source draws its requests at random, epoch by epoch, and keeps the latest epochs.
 type endless struct {
 	name    string
 	size    int // requests per epoch

@@ -49,13 +49,13 @@ func (t *Trace) meanGap() float64 {
 // length.
 type recordedRow struct {
 	Request
-	at     time.Duration // when it arrived; the zero of the clock does not matter
+	at     time.Duration // when the request arrived; the zero of the clock does not matter
 	blocks []int64       // hash ids of the prompt; nil if the record does not say what prompts share
 }
 
-// openRecorded reads recorded traffic. If timed is true, rows are sorted by their times. Otherwise they stay in the
-// order of the file. If the spec wants fewer rows, it gets the first ones.
-func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
+// openRecorded reads recorded traffic. If withTimes is true, rows are sorted by their times. Otherwise they stay in the
+// order of the file. If the spec wants fewer rows than the file has, openRecorded uses the first ones.
+func openRecorded(spec Spec, seed uint64, withTimes bool) (*Trace, error) {
 	bad := badRows{skip: spec.SkipBadRows}
 	var rows []recordedRow
 	var notes []string
@@ -63,7 +63,7 @@ func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
 		if spec.Kind == "trace" {
 			rows, notes, err = readTraced(f, spec, &bad)
 		} else {
-			rows, err = readCaptures(f, spec, timed, &bad)
+			rows, err = readCaptures(f, spec, withTimes, &bad)
 		}
 		return err
 	})
@@ -73,7 +73,7 @@ func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
 	if err := spec.checkRequests(len(rows)); err != nil {
 		return nil, err
 	}
-	if timed {
+	if withTimes {
 		slices.SortStableFunc(rows, func(a, b recordedRow) int { return cmp.Compare(a.at, b.at) })
 	}
 	if spec.Requests > 0 {
@@ -83,7 +83,7 @@ func openRecorded(spec Spec, seed uint64, timed bool) (*Trace, error) {
 	requests := make([]Request, len(rows))
 	for i, row := range rows {
 		requests[i] = row.Request
-		if timed {
+		if withTimes {
 			t.times = append(t.times, row.at-rows[0].at)
 		}
 	}
@@ -101,8 +101,8 @@ var errNoTime = errors.New(`has no "timestamp", which arrivals need: add it, or 
 // difference of two such times fits a Duration.
 const maxTime = 140 * 365 * 24 * time.Hour
 
-// since converts seconds on any clock to a Duration.
-func since(seconds float64) (time.Duration, error) {
+// clockTime converts a timestamp in seconds to the time since the zero of its clock, whatever that zero is.
+func clockTime(seconds float64) (time.Duration, error) {
 	if !(seconds >= -maxTime.Seconds() && seconds <= maxTime.Seconds()) {
 		return 0, fmt.Errorf("timestamp %g is too large for a number of seconds", seconds)
 	}

@@ -1,12 +1,6 @@
 package workload
 
-import (
-	"maps"
-	"slices"
-	"strings"
-)
-
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+import "strings"
 
 // Or joins words into a list such as "a, b or c".
 func Or(words []string) string {

@@ -6,11 +6,12 @@ import "time"
 // the server can count their tokens.
 type Weigher struct {
 	prompts, answers []float64 // lengths of a sample of the workload
-	prompt, answer   float64   // their means
+	prompt, answer   float64   // the means of these lengths
 }
 
-// The size of a Weigher's sample. For an endless workload with usual lengths, endlessSample requests give means within about 2 %.
-// For a finite one, the sample is the whole workload up to maxSample requests.
+// These constants limit the sample of a workload that a Weigher reads. For an endless workload with usual lengths,
+// endlessSample requests give means within about 2 %. For a finite workload, the sample is the whole workload, up to
+// maxSample requests.
 const (
 	endlessSample = 8192
 	maxSample     = 16384
@@ -82,8 +83,8 @@ func (p Plan) LongRun(n int) []float64 {
 	return due
 }
 
-// Before returns the schedule up to its last counted arrival, and a short run-out. The run-out lasts at most reach, and
-// not longer than the schedule before it.
+// Before cuts a schedule. It keeps all arrivals up to the last counted one, and a short run-out after them. The run-out
+// lasts at most reach, and not longer than the schedule before it.
 func Before(s Schedule, reach time.Duration) Schedule {
 	return func(yield func(Arrival) bool) {
 		last := time.Duration(0)

@@ -19,8 +19,8 @@ type Request struct {
 	Conversation int // number of its conversation; -1 if it belongs to none
 	Turn         int // turn in its conversation, from 1; 0 if it belongs to none
 
-	// Next returns the next request of a live conversation, and the think time before it. answer is the real answer to
-	// this request. Next is nil if nothing follows.
+	// Next returns the next request of a live conversation, and the think time before it. The parameter answer is the real
+	// answer to this request. Next is nil if nothing follows.
 	Next func(answer string) (*Request, time.Duration)
 }
 
@@ -34,19 +34,20 @@ type Message struct {
 // The same population, seed and stream always give the same sequence.
 type Stream uint64
 
-// The seeded streams of a probe. Each part has its own stream, so that a longer lead-in does not change the window's
-// requests.
+// The seeded streams of a probe. Each part of a probe has its own stream, so that a longer lead-in does not change the
+// window's requests.
 const (
 	WarmUpStream Stream = iota + 1
 	PrimeStream
-	LeadInStream
+	leadInStream
 	WindowStream
-	RunOutStream
+	runOutStream
 	PopulationStream // never sent; gives a sample of the workload
 )
 
-// Draw returns another sequence of the same population and purpose. Draw 0 is the stream itself. Two measurements that
-// are to be compared use the same draw. A measurement that must be independent of others uses a new draw.
+// Draw returns the stream of draw n: another random sequence from the same population, for the same part of a probe.
+// Draw 0 is the stream itself. Two measurements that are to be compared use the same draw. A measurement that must be
+// independent of others uses a new draw.
 func (s Stream) Draw(n int) Stream { return s | Stream(n)<<drawBits }
 
 // drawBits is the number of low bits that hold the stream. The bits above them hold the number of the draw.
@@ -86,7 +87,7 @@ type Source interface {
 	// Len returns how many requests the source has before it repeats; 0 means endless.
 	Len() int
 	// Request returns the i-th request of the stream, i >= 0. In a finite source the i-th and the (i+Len)-th request are
-	// the same, unless repetitions are salted. Several goroutines may call it at once.
+	// the same, unless repetitions are salted. Several goroutines may call Request at once.
 	Request(stream Stream, i int) *Request
 	// Longest returns the largest sum of prompt and output tokens that the source can draw; 0 means unknown.
 	Longest() int
@@ -104,9 +105,9 @@ type Plan struct {
 	Arrivals    Arrivals      // distribution of the gaps between arrivals
 	Draw        int           // which independent draw of requests and arrivals to use, from 0
 
-	// Rescale times the arrivals like vllm bench serve (get_request in vllm/benchmarks/serve.py, 0.14.1 and 0.33). There
-	// are exactly MinRequests requests, and all are counted. Their times are stretched so that the last one is due at
-	// MinRequests/Rate. There is no lead-in and no run-out. LeadIn and Window are not used.
+	// Rescale sets the times of arrivals as vllm bench serve does (get_request in vllm/benchmarks/serve.py, 0.14.1 and
+	// 0.33). There are exactly MinRequests requests, and all are counted. Their times are stretched so that the last one
+	// is due at MinRequests/Rate. There is no lead-in and no run-out. LeadIn and Window are not used.
 	Rescale bool
 }
 

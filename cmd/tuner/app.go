@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"io"
 	"regexp"
 	"slices"
@@ -19,8 +18,8 @@ import (
 // version is set by the linker.
 var version = "dev"
 
-// app returns the tuner command with its subcommands. finish is closed when the user asks for an orderly end. All
-// output goes through a foreign.Writer, because it contains names, messages and logs from outside.
+// app returns the tuner command with its subcommands. The channel finish is closed when the user asks for an orderly
+// end. All output goes through a foreign.Writer, because it contains names, messages and logs from outside.
 func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 	return &cli.App{
 		Name:                   "tuner",
@@ -30,7 +29,7 @@ func app(stdout, stderr io.Writer, finish <-chan struct{}) *cli.App {
 		ErrWriter:              foreign.NewWriter(stderr),
 		HideHelpCommand:        true,
 		UseShortOptionHandling: true,
-		ExitErrHandler:         func(*cli.Context, error) {}, // keeps the library from ending the process; main does that
+		ExitErrHandler:         func(*cli.Context, error) {}, // keeps the library from ending the process, because main ends it
 		OnUsageError:           wrongFlag,
 		Action:                 unknownCommand,
 		Commands:               commands(finish),
@@ -104,7 +103,8 @@ func dashed(name string) string {
 	return "--" + name
 }
 
-// oneOf returns an error if the value of a flag is not allowed. The error lists the allowed values, and names the nearest.
+// oneOf returns an error if the value of a flag is not allowed. The error lists the allowed values, and suggests one
+// that is spelled similarly.
 func oneOf(flag, value string, allowed ...string) error {
 	if slices.Contains(allowed, value) {
 		return nil
@@ -117,12 +117,11 @@ func oneOf(flag, value string, allowed ...string) error {
 	return usage("--%s %s: allowed are %s", flag, cmp.Or(value, `""`), text)
 }
 
-// expectedBy says which values the named flag takes. For types of flags that it does not know, it returns why, the
-// library's explanation.
-func expectedBy(flags []cli.Flag, name, why string) string {
+// expectedBy says which values the flag with the given name takes. For some flags it returns the library's explanation.
+func expectedBy(flags []cli.Flag, name, explanation string) string {
 	i := slices.IndexFunc(flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), name) })
 	if i < 0 {
-		return why
+		return explanation
 	}
 	switch flags[i].(type) {
 	case *cli.DurationFlag:
@@ -132,7 +131,7 @@ func expectedBy(flags []cli.Flag, name, why string) string {
 	case *cli.Float64Flag:
 		return "write a number, such as 2.5"
 	case *cli.IntFlag, *cli.Uint64Flag:
-		if strings.Contains(why, "out of range") {
+		if strings.Contains(explanation, "out of range") {
 			return "the number is too large; write a smaller whole number"
 		}
 		if _, unsigned := flags[i].(*cli.Uint64Flag); unsigned {
@@ -140,7 +139,7 @@ func expectedBy(flags []cli.Flag, name, why string) string {
 		}
 		return "write a whole number"
 	}
-	return why
+	return explanation
 }
 
 // unknownCommand prints the help for an empty command line, and refuses an unknown command.
@@ -151,8 +150,7 @@ func unknownCommand(c *cli.Context) error {
 	return noCommand("tuner", c.Args().First(), c.App.Commands)
 }
 
-// noCommand returns the error for the unknown command word. It suggests the most similar command, or lists all
-// commands.
+// noCommand returns the error for an unknown command word. It suggests the most similar command, or lists all commands.
 func noCommand(of, word string, list []*cli.Command) error {
 	var names []string
 	for _, known := range list {
@@ -166,8 +164,8 @@ func noCommand(of, word string, list []*cli.Command) error {
 // rootFlag returns the flag that names the directory of the studies.
 func rootFlag() cli.Flag { return rootFlagOf("studies", "") }
 
-// rootFlagOf returns rootFlag with value as the default. If text is not empty, the help shows it instead of the
-// default.
+// rootFlagOf returns rootFlag with the given default value. If text is not empty, the help shows this text instead of
+// the default.
 func rootFlagOf(value, text string) cli.Flag {
 	return &cli.StringFlag{Name: "root", Value: value, DefaultText: text, EnvVars: []string{"TUNER_ROOT"}, Usage: "`directory` that holds the studies",
 		Action: func(_ *cli.Context, root string) error {
@@ -200,26 +198,24 @@ func printDocuments(c *cli.Context, format string) {
 	}
 }
 
-// writeDocument writes value as JSON or YAML if format says so. Otherwise it writes text.
-func writeDocument(w io.Writer, format string, value any, text string) error {
+// writeDocument writes the document as JSON or YAML if format says so. Otherwise it writes the text.
+func writeDocument(w io.Writer, format string, document any, text string) error {
 	switch format {
 	case "json":
-		encoder := json.NewEncoder(w)
-		encoder.SetIndent("", "  ")
-		return encoder.Encode(value)
+		return foreign.WriteJSON(w, document)
 	case "yaml":
-		document, err := foreign.YAML(value)
+		encoded, err := foreign.YAML(document)
 		if err != nil {
 			return err
 		}
-		text = string(document)
+		text = string(encoded)
 	}
 	_, err := io.WriteString(w, text)
 	return err
 }
 
-// oneArg returns the only argument of a command. Without exactly one argument it returns an error, in which description
-// says what the argument is.
+// oneArg returns the only argument of a command. If there is no argument, or more than one, oneArg returns an error.
+// The error calls the argument by its description, such as "a study file".
 func oneArg(c *cli.Context, description string) (string, error) {
 	if c.Args().Len() != 1 {
 		return "", usage("%s needs one argument: %s; see `tuner %s --help`", c.Command.Name, description, c.Command.Name)
@@ -228,8 +224,8 @@ func oneArg(c *cli.Context, description string) (string, error) {
 }
 
 // flagsFirst moves the flags of a subcommand before its arguments. The library reads no flags after the first argument,
-// but everybody writes `tuner run study.yaml --root /studies`. Subcommands with SkipFlagParsing take vLLM's flags and
-// stay as they are.
+// but everybody writes `tuner run study.yaml --root /studies`. If a subcommand has
+// SkipFlagParsing, its flags are vLLM's, and flagsFirst changes nothing.
 func flagsFirst(args []string) []string {
 	var command *cli.Command
 	depth := 1
@@ -253,7 +249,7 @@ func flagsFirst(args []string) []string {
 		case len(word) < 2 || word[0] != '-':
 			rest = append(rest, word)
 		case takesValue(command, word) && len(words) == 1:
-			return append(slices.Concat(args[:depth], flags), word) // the value is missing; the library reports that
+			return append(slices.Concat(args[:depth], flags), word) // the flag's value is missing; the library reports that
 		case takesValue(command, word):
 			flags = append(flags, word, words[1])
 			words = words[1:]
@@ -264,7 +260,7 @@ func flagsFirst(args []string) []string {
 	return slices.Concat(args[:depth], flags, []string{"--"}, rest)
 }
 
-// takesValue reports whether word is a flag whose value is the next word.
+// takesValue reports whether a word is a flag whose value is the next word.
 func takesValue(c *cli.Command, word string) bool {
 	name := strings.TrimLeft(word, "-")
 	for _, f := range c.Flags {
@@ -275,7 +271,8 @@ func takesValue(c *cli.Command, word string) bool {
 	return false
 }
 
-// endable makes an action end as soon as finish is closed. It is for commands that have no step to finish first.
+// endable makes an action end as soon as the channel finish is closed. It is for commands that have no step to finish
+// first.
 func endable(finish <-chan struct{}, action cli.ActionFunc) cli.ActionFunc {
 	return func(c *cli.Context) error {
 		ctx, cancel := orderly(c.Context, finish)
@@ -285,7 +282,7 @@ func endable(finish <-chan struct{}, action cli.ActionFunc) cli.ActionFunc {
 	}
 }
 
-// orderly returns a context that ends when ctx ends or finish is closed.
+// orderly returns a context that ends when ctx ends or the channel finish is closed.
 func orderly(ctx context.Context, finish <-chan struct{}) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	select {

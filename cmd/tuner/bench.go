@@ -63,7 +63,7 @@ func benchAction(c *cli.Context) error {
 
 // benchError gives a loadtest.InputError the exit code of a wrong command line.
 func benchError(err error) error {
-	if is[loadtest.InputError](err) {
+	if contains[loadtest.InputError](err) {
 		return usageError{err}
 	}
 	return err
@@ -84,7 +84,7 @@ func preflightError(err error, model string) error {
 	case bench.Unauthorized:
 		return fmt.Errorf("%w; or use --api-key-file", err)
 	case bench.Unreachable:
-		if is[*tls.CertificateVerificationError](err) {
+		if contains[*tls.CertificateVerificationError](err) {
 			return fmt.Errorf("%w; with bench, --ca-file names the authority, and --insecure skips the check", err)
 		}
 	}

@@ -183,7 +183,7 @@ func checkRequests(b *loadtest.Bench) error {
 }
 
 // checkOpenFiles refuses closed-loop runs that need more open files than the limit allows. It warns about open-loop
-// runs if the requests of one second need more files than that.
+// runs if the requests of one second need more files than the limit allows.
 func checkOpenFiles(b *loadtest.Bench, limit *host.Limit) error {
 	need := host.Need{Certain: true}
 	for _, r := range b.Runs {
@@ -197,11 +197,10 @@ func checkOpenFiles(b *loadtest.Bench, limit *host.Limit) error {
 		need.Streams = max(need.Streams, streams)
 	}
 	for _, f := range host.CheckFiles(limit, need) {
-		text := fmt.Sprintf("%s: %s, wanted %s; %s", f.What, f.Have, f.Need, f.Remedy)
 		if f.Severity == host.Error {
-			return usage("%s", text)
+			return usage("%s", f.TextWithRemedy())
 		}
-		render.Warn(b.Notes, "%s", text)
+		render.Warn(b.Notes, "%s", f.TextWithRemedy())
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
@@ -50,7 +49,8 @@ func benchOn(t *testing.T, flags ...string) (stdout, stderr string, err error) {
 		}
 		return b.FindCapacity(t.Context(), report)
 	}
-	app := &cli.App{Commands: []*cli.Command{command}, Writer: &out, ErrWriter: &words, ExitErrHandler: func(*cli.Context, error) {}}
+	command.HideHelp = true // the flag --help is a variable of package cli, and these tests run side by side
+	app := &cli.App{HideHelp: true, Commands: []*cli.Command{command}, Writer: &out, ErrWriter: &words, ExitErrHandler: func(*cli.Context, error) {}}
 	args := []string{"tuner", "bench", "--url", "http://127.0.0.1:1", "--find-capacity", "--workload", "phase1", "--lead-in", "30s"}
 	err = app.Run(append(args, flags...))
 	_, ours, _ := strings.Cut(words.String(), "--reset-cache\n") // skips the note about repeats, which is longer than 80 columns
@@ -96,7 +96,7 @@ func TestFindCapacityReachesThePrecision(t *testing.T) {
 	if !a.Met || c.Bound != capacity.Exact || c.Lowest <= 0 || c.Lowest >= c.Rate || c.Highest <= c.Rate || c.Binding == "" || c.InFlight <= 0 {
 		t.Errorf("the answer is %+v, want a capacity with its interval, limit and requests in flight", c)
 	}
-	// The search ends within the time that it announced. If that time was too short for the wanted precision, the
+	// The search ends within the time that it announced. If this time was too short for the wanted precision, the
 	// answer says so.
 	if half := math.Exp(1.96*c.StdErr) - 1; half > 0.11 || half > 0.08 && !strings.HasSuffix(c.Why, "after the time that was planned") || !strings.HasPrefix(c.Why, "known to ±") {
 		t.Errorf("the capacity is known to ±%.1f %%, %q; want ±8 %%, or at most ±11 %% after the planned time", 100*half, c.Why)
@@ -133,11 +133,10 @@ func TestFindCapacityWithoutACapacity(t *testing.T) {
 		want  []string
 	}{
 		{"a single request breaks the limit", []string{"--slo", "p99 tpot <= 1ms, p99 ttft <= 60s", "--budget", "40h"},
-			[]string{"capacity  none: at 0.02 req/s, the lowest rate that was tried, still p99 TPOT", "a single request takes this long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
+			[]string{"capacity  none: even at 0.02 req/s, the lowest rate that was tried, p99 TPOT", "even a request that runs alone takes too long", "raise the limit of p99 TPOT", "failed at the lowest rate"}},
 		{"a single request breaks the limit, and the budget is too short for lower rates", []string{"--slo", "p99 tpot <= 1ms", "--budget", "15m"},
-			[]string{"capacity  none: at ", "begin lower with --rate, or raise --budget, now 15 min", "the time for probes, 15 min, is spent"}},
+			[]string{"capacity  none: even at ", "begin lower with --rate, or raise --budget, now 15 min", "the time for probes, 15 min, is spent"}},
 	} {
-		began := time.Now()
 		stdout, _, err := benchOn(t, append(row.flags, "--rate", "2")...)
 		if !errors.Is(err, loadtest.ErrNoRunKept) {
 			t.Errorf("%s: %v, want %v", row.name, err, loadtest.ErrNoRunKept)
@@ -147,9 +146,6 @@ func TestFindCapacityWithoutACapacity(t *testing.T) {
 			if !strings.Contains(text, strings.Join(strings.Fields(want), " ")) {
 				t.Errorf("%s: %q is not in the answer:\n%s", row.name, want, stdout)
 			}
-		}
-		if took := time.Since(began); took > 2*time.Minute {
-			t.Errorf("%s: took %s", row.name, took)
 		}
 	}
 }

@@ -79,7 +79,7 @@ func benchURL(text string) (*url.URL, error) {
 	return base, nil
 }
 
-// redacted removes everything before the last @ from text, which is not a valid URL but may contain a password.
+// redacted hides everything before the last @ of text. text is not a valid URL, but it may contain a password.
 func redacted(text string) string {
 	if at := strings.LastIndexByte(text, '@'); at > 0 { // a password may contain an @
 		return "…" + text[at:]

@@ -17,7 +17,7 @@ import (
 	"vllmtuner/foreign"
 )
 
-// guarded is an OpenAI-compatible server that requires a key and a header.
+// guarded is the handler of an OpenAI-compatible server that requires a key and a header.
 func guarded(w http.ResponseWriter, r *http.Request) {
 	if r.Header.Get("Authorization") != "Bearer sk-right" || r.Header.Get("X-Team") != "a, b" {
 		http.Error(w, `{"error":"Unauthorized"}`, http.StatusUnauthorized)
@@ -118,7 +118,7 @@ func TestBenchSaysWhenNothingCompletes(t *testing.T) {
 	}
 }
 
-// opened adds the key and the header that guarded requires to each request.
+// opened adds a key and a header to each request, as the handler guarded requires them.
 func opened(serve http.HandlerFunc) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		r.Header.Set("Authorization", "Bearer sk-right")
@@ -150,8 +150,8 @@ func TestBenchSaysThatAnswersAreNotStreamed(t *testing.T) {
 	}
 }
 
-// A search distinguishes a server that hangs from a server that breaks a limit, although the search ends failing runs
-// early. It reports the hang.
+// A search ends failing runs early. It still distinguishes a server that hangs from a server that breaks a limit, and
+// reports the hang.
 func TestASearchTellsAHangFromABrokenLimit(t *testing.T) {
 	var asked atomic.Int32
 	server := httptest.NewServer(opened(func(w http.ResponseWriter, r *http.Request) {

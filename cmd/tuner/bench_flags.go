@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"math"
 	"strings"
 	"time"
 
@@ -9,14 +10,15 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/render"
 	"vllmtuner/trial"
 )
 
-// A benchFlag is a flag of tuner bench with its help. value names the flag's value, and is empty for a switch. help
-// says what the flag does.
+// A benchFlag is a flag of tuner bench with its help. Its valueName is the placeholder for the flag's value in the
+// help, and is empty for a switch. Its help says what the flag does.
 type benchFlag struct {
 	cli.Flag
-	value, help string
+	valueName, help string
 }
 
 // A benchGroup is a group of flags in the help of tuner bench. A flat list of 60 flags would be hard to read.
@@ -62,7 +64,7 @@ func benchWorkloadFlags() []benchFlag {
 		{&cli.StringFlag{Name: "layout"}, "NAME", "layout of a trace file, if it is not recognised"},
 		{&cli.IntFlag{Name: "input-tokens"}, "N", "mean prompt length"},
 		{&cli.IntFlag{Name: "output-tokens"}, "N", "mean answer length; with a file, every answer's length"},
-		{&cli.Float64Flag{Name: "range-ratio"}, "R", "lengths from (1-R) to (1+R) times the mean, 0 to 1"},
+		{&cli.Float64Flag{Name: "range-ratio"}, "R", "lengths from (1-R) to (1+R) times the mean; R is 0 to 1"},
 		{&cli.IntFlag{Name: "prefix-tokens"}, "N", "length of a shared prefix"},
 		{&cli.IntFlag{Name: "prefixes"}, "N", "number of prefixes of prefix-repetition"},
 		{&cli.IntFlag{Name: "suffix-tokens"}, "N", "length of the text after a prefix"},
@@ -99,8 +101,8 @@ func benchLoadFlags() []benchFlag {
 			"count at least N requests (300; in a closed loop 10 for each stream and at least 30)"},
 		{&cli.Float64Flag{Name: "seconds"}, "S", "count requests for at least S seconds"},
 		{&cli.DurationFlag{Name: "lead-in", Value: 5 * time.Second}, "TIME",
-			"load before requests count (5s; in a search 4 times as long as an answer may take within the SLO, 60s to 5m; " +
-				"with --reset-cache half of that)"},
+			"send load for this time before requests count (5s; in a search 4 times as long as the SLO lets an answer take, " +
+				"60s to 5m; with --reset-cache half of that)"},
 		{&cli.BoolFlag{Name: "reset-cache"}, "",
 			"empty the server's prefix cache before each run; vLLM needs VLLM_SERVER_DEV_MODE=1"},
 		{&cli.BoolFlag{Name: "no-run-out"}, "",
@@ -119,19 +121,19 @@ func benchReportFlags() []benchFlag {
 				"rate to run at; a run takes 2m without --seconds or --requests"},
 		{&cli.Float64Flag{Name: "tolerance", Value: 0.2}, "T",
 			"narrow the search until the lowest failing rate is at most 1+T times the highest passing one (0.2)"},
-		{&cli.StringFlag{Name: "precision"}, "P", "then go on until the capacity is known to ±P: 5% or 0.05"},
+		{&cli.StringFlag{Name: "precision"}, "P", "after --tolerance, go on until the capacity is known to ±P: 5% or 0.05"},
 		{&cli.DurationFlag{Name: "budget", Value: defaultBudget}, "TIME",
 			"begin no run that would end after this time (2h)"},
 		{&cli.Float64Flag{Name: "max-rate", Value: maxRate}, "R", "try no rate above R (100000)"},
 		{&cli.Float64Flag{Name: "margin", Value: trial.DefaultMargin}, "M",
 			"advise M times the lower end of the interval (0.9)"},
-		{&cli.BoolFlag{Name: "no-prime"}, "", "do not fill the prefix cache before a search by sending the workload once"},
+		{&cli.BoolFlag{Name: "no-prime"}, "", "before a search, do not fill the prefix cache with one pass of the workload"},
 		{&cli.StringFlag{Name: "rules", Value: string(bench.Rules033)}, "VERSION",
 			"compute figures as vLLM 0.33 or 0.14.1 does (0.33)"},
 		{&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Value: "text"}, "FORMAT",
 			"text, csv, yaml or json (vLLM's field names)"},
 		{&cli.StringFlag{Name: "result-file"}, "FILE", "write vLLM's result JSON, one line for each run"},
-		{&cli.BoolFlag{Name: "append"}, "", "add to that file instead of replacing it"},
+		{&cli.BoolFlag{Name: "append"}, "", "with --result-file: add to FILE instead of replacing it"},
 		{&cli.BoolFlag{Name: "detailed"}, "", "list every request in the JSON"},
 		{&cli.StringSliceFlag{Name: "metadata"}, "K=V,…", "labels to add to the result JSON, as in vllm bench serve"},
 		{&cli.BoolFlag{Name: "quiet"}, "", "no progress on standard error"},
@@ -144,12 +146,16 @@ func benchHelp(groups []benchGroup) string {
 	text.WriteString(benchUsage)
 	for _, group := range groups {
 		fmt.Fprintf(&text, "\n%s:\n", group.name)
+		table := render.Table{Indent: 3, Columns: []render.Column{{MinWidth: 19}, {}}}
 		for _, f := range group.flags {
 			name := "--" + f.Names()[0]
 			for _, short := range f.Names()[1:] {
 				name = "-" + short + ", " + name
 			}
-			fmt.Fprintf(&text, "   %-19s  %s\n", strings.TrimSpace(name+" "+f.value), f.help)
+			table.Rows = append(table.Rows, []string{strings.TrimSpace(name + " " + f.valueName), f.help})
+		}
+		for _, line := range table.Lines(math.MaxInt) {
+			text.WriteString(line + "\n")
 		}
 	}
 	return text.String() + "\nSee also: docs/bench.md\n"

@@ -83,16 +83,6 @@ func parseSLO(lines []string) (*slo.SLO, error) {
 	return &s, nil
 }
 
-// parseShare reads a share such as 5% or 0.05, and returns it as a number such as 0.05.
-func parseShare(text string) (float64, error) {
-	digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
-	v, err := strconv.ParseFloat(strings.TrimSpace(digits), 64)
-	if percent {
-		v /= 100
-	}
-	return v, err
-}
-
 // parseGoodput reads --goodput as vllm bench serve does: ttft:1000 tpot:50, in milliseconds.
 func parseGoodput(words []string) ([]bench.Limit, error) {
 	known := []string{"ttft", "tpot", "e2el"}

@@ -17,8 +17,8 @@ import (
 // capacityFlags are the flags that need --find-capacity.
 var capacityFlags = []string{"tolerance", "precision", "budget", "max-rate", "margin", "no-prime"}
 
-// defaultBudget limits the time of a search. Without it, a mistyped latency limit would lead the search to rates of one
-// request a minute, at which a run of 300 requests takes hours.
+// defaultBudget limits the time of a search. Without this limit, a mistyped latency limit would lead the search to
+// rates of one request a minute. At such a rate, a run of 300 requests takes hours.
 const defaultBudget = 2 * time.Hour
 
 // defaultWindow is the minimum length of a search's runs if neither --seconds nor --requests is given. At 20 req/s, 300
@@ -95,7 +95,7 @@ func checkSearchFlags(c *cli.Context, b *loadtest.Bench, rates []float64) error 
 func checkFirstRun(b *loadtest.Bench) error {
 	needed, limit := b.SLO.MinRequests()
 	if n := b.Load.Open(b.Search.Min, 0).Requests(); n < needed {
-		return usage("--slo: a verdict on %s takes %d requests, a run has only %d at low rates; take --requests %d or a lower percentile", limit, needed, n, needed)
+		return usage("--slo: a verdict on %s takes %d requests, but a run has only %d at low rates; take --requests %d or a lower percentile", limit, needed, n, needed)
 	}
 	if takes := b.Load.Planned(b.Search.Hint); takes > b.Search.Budget {
 		remedy := "fewer --requests"
@@ -114,7 +114,7 @@ func parsePrecision(text string) (float64, error) {
 	if text == "" {
 		return 0, nil
 	}
-	v, err := parseShare(text)
+	v, err := studyfile.Fraction("--precision", text)
 	if err != nil || !(v > studyfile.MinPrecision && v < studyfile.MaxPrecision) {
 		return 0, usage("--precision %s: write more than %g %% and less than %g %%, such as 5%% or 0.05",
 			text, 100*studyfile.MinPrecision, 100*studyfile.MaxPrecision)

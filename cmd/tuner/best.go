@@ -6,9 +6,9 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
+	"vllmtuner/tuner/insight"
 )
 
 func bestCommand() *cli.Command {
@@ -22,20 +22,26 @@ trial met the SLO (the latency limits), or none is finished yet.
 
 Examples:
   tuner best llama70b
-  tuner best llama70b -o yaml    # prints the args: of a Deployment
-  eval "vllm serve MODEL $(tuner best llama70b --shell)"`,
+  tuner best llama70b -o yaml    # prints args: and env: of a Deployment
+  eval "vllm serve MODEL $(tuner best llama70b --shell)"
+  eval "env $(tuner best llama70b --env) vllm serve MODEL \
+    $(tuner best llama70b --shell)"`,
 		Flags: []cli.Flag{
 			rootFlag(), formatFlag(),
 			&cli.BoolFlag{Name: "shell", Usage: "print only the args, in one line for a shell"},
+			&cli.BoolFlag{Name: "env", Usage: "print only the environment variables, in one line for a shell"},
 		},
 		Action: onDisk(func(c *cli.Context) error {
 			format, err := formatOf(c)
 			if err != nil {
 				return err
 			}
-			study, err := readSummary(c, c.App.ErrWriter, report.Whole(0))
+			study, err := readSummary(c, c.App.ErrWriter, insight.Whole)
 			if err != nil {
 				return err
+			}
+			if c.Bool("shell") && c.Bool("env") {
+				return usage("--shell and --env print one line each; ask for them one by one")
 			}
 			if err := printBest(c, study, format); err != nil && !errors.Is(err, report.ErrNothingMet) {
 				return err
@@ -44,7 +50,10 @@ Examples:
 			if !met {
 				return unmetError(report.Unmet(study))
 			}
-			if c.Bool("shell") { // the other formats print these notes themselves
+			if c.Bool("shell") && len(best.Trial.Point.Env()) > 0 {
+				fmt.Fprintf(c.App.ErrWriter, "note: these args are not all of the best settings: `tuner best --env` prints the environment variables\n")
+			}
+			if c.Bool("shell") || c.Bool("env") { // the other formats print these notes themselves
 				for _, note := range report.Outdated(study, best) {
 					fmt.Fprintf(c.App.ErrWriter, "note: %s\n", note)
 				}
@@ -55,14 +64,17 @@ Examples:
 }
 
 func printBest(c *cli.Context, study studies.Study, format string) error {
-	o := reportOptions(study)
-	o.Width = render.Columns(c.App.Writer)
-	switch {
-	case c.Bool("shell"):
+	if c.Bool("shell") {
 		return report.BestShell(c.App.Writer, study)
-	case format == "json":
+	}
+	if c.Bool("env") {
+		return report.BestEnv(c.App.Writer, study)
+	}
+	o := bestOptions(study, c.App.Writer)
+	switch format {
+	case "json":
 		return report.BestJSON(c.App.Writer, study, o)
-	case format == "yaml":
+	case "yaml":
 		return report.BestYAML(c.App.Writer, study, o)
 	}
 	return report.BestText(c.App.Writer, study, o)

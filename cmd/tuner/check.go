@@ -23,7 +23,8 @@ func checkCommand(finish <-chan struct{}) *cli.Command {
 		Description: `Checks the study file, its workload, the machine, the server's binary and its
 flags, the local model and the disk for studies. Then it prints the plan, and
 how long the study will take. It starts no server: it only asks the server's
-command for its --help.
+command for its --help. If the study has the sampler ask, it starts that
+program too.
 
 Example: tuner check study.yaml`,
 		Flags: []cli.Flag{
@@ -41,21 +42,22 @@ Example: tuner check study.yaml`,
 			}
 			ctx, cancel := orderly(c.Context, finish)
 			defer cancel()
-			return check(ctx, c.App.Writer, file, c.String("root"), !c.Bool("skip-help"))
+			return check(ctx, c.App.Writer, c.App.ErrWriter, file, c.String("root"), !c.Bool("skip-help"))
 		},
 	}
 }
 
 // check prints one line for each check that succeeds, and returns the first error.
-func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, askServer bool) error {
+func check(ctx context.Context, w, stderr io.Writer, file *studyfile.File, root string, askServer bool) error {
 	width := render.Columns(w)
 	say := func(name, format string, args ...any) {
 		mark := "ok"
 		if name == plan.Warning {
 			mark = "!!"
 		}
-		head := fmt.Sprintf("%s  %-10s ", mark, name)
-		fmt.Fprint(w, render.Hang(head, fmt.Sprintf(format, args...), strings.Repeat(" ", len(head)), width))
+		line := render.Text{Width: width, NameWidth: len("ok  study file ")}
+		line.Item(mark+"  "+name, format, args...)
+		fmt.Fprint(w, line.String())
 	}
 	p, err := plan.Open(file)
 	if err != nil {
@@ -65,6 +67,9 @@ func check(ctx context.Context, w io.Writer, file *studyfile.File, root string, 
 	say("workload", "%s", p.Load.Source.Name())
 	if l := file.Load; l.Driver == studyfile.VLLMBench {
 		say("load", "%s; its TTFT counts from the POST, and each probe runs to its end", strings.Join(l.Command, " "))
+	}
+	if err := checkOptimiser(ctx, p, stderr, say); err != nil {
+		return err
 	}
 	if err := p.CheckFlags(ctx, say, askServer); err != nil {
 		return err

@@ -19,14 +19,14 @@ const cyclesVariable = "SERVER_CYCLES"
 
 const defaultCycles = 10
 
-// held counts the resources of this process.
-type held struct{ goroutines, files, children int }
+// A resourceCount counts the resources of this process.
+type resourceCount struct{ goroutines, files, children int }
 
-func holding(t *testing.T) held {
+func countResources(t *testing.T) resourceCount {
 	t.Helper()
 	files, err := os.ReadDir("/proc/self/fd")
 	must(t, err)
-	return held{runtime.NumGoroutine(), len(files), len(children(t))}
+	return resourceCount{runtime.NumGoroutine(), len(files), len(children(t))}
 }
 
 // children returns the PIDs and names of this process's children, zombies included.
@@ -49,10 +49,10 @@ func children(t *testing.T) []string {
 	return all
 }
 
-// beyond reports whether h has more of any resource than before. Fewer resources are possible: a connection may have
-// ended.
-func (h held) beyond(before held) bool {
-	return h.goroutines > before.goroutines || h.files > before.files || h.children > before.children
+// exceeds reports whether c counts more of any resource than an earlier count does. It may count fewer, because a
+// connection may have ended.
+func (c resourceCount) exceeds(earlier resourceCount) bool {
+	return c.goroutines > earlier.goroutines || c.files > earlier.files || c.children > earlier.children
 }
 
 // ownProcess is an environment variable that is set in a process that runs only one test.
@@ -100,18 +100,18 @@ func TestServersLeaveNothing(t *testing.T) {
 		}
 	}
 	cycle() // the first cycle also creates the resources that a process creates only once
-	before := holding(t)
+	before := countResources(t)
 	begin := time.Now()
 	for range cycles {
 		cycle()
 	}
 	t.Logf("%d starts and stops, %v each", cycles, (time.Since(begin) / time.Duration(cycles)).Round(time.Millisecond))
-	after := holding(t)
-	for deadline := time.Now().Add(45 * time.Second); after.beyond(before) && time.Now().Before(deadline); after = holding(t) {
+	after := countResources(t)
+	for deadline := time.Now().Add(45 * time.Second); after.exceeds(before) && time.Now().Before(deadline); after = countResources(t) {
 		time.Sleep(100 * time.Millisecond) // goroutines of closed connections are still ending
 	}
 	t.Logf("held before %+v, after %+v", before, after)
-	if after.beyond(before) {
+	if after.exceeds(before) {
 		t.Errorf("held before %+v, after %+v; children: %q", before, after, children(t))
 	}
 }

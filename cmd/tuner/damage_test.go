@@ -23,8 +23,8 @@ import (
 
 // TestDamage overwrites random bytes in the files of studies, and then runs each command. No command may change its
 // answer silently, or print an error of SQLite or Go. tuner run must continue the study, or say how to continue it.
-// `make soak-damage` runs this test. As a control the test can run another tuner: DAMAGE_TUNER names it, and with
-// DAMAGE_CONTROL=1 its bad results do not fail the test.
+// `make soak-damage` runs this test. As a control, the test can run another tuner, which DAMAGE_TUNER names. With
+// DAMAGE_CONTROL=1, bad results of this other tuner do not fail the test.
 func TestDamage(t *testing.T) {
 	cases, err := strconv.Atoi(os.Getenv("DAMAGE_CASES"))
 	if err != nil {
@@ -66,7 +66,7 @@ func isData(name string) bool {
 	return strings.HasSuffix(name, ".db") && !strings.HasPrefix(name, "backup/") || strings.HasSuffix(name, ".delta")
 }
 
-// A damageRig has the files of undamaged studies, and the answers of the commands to these studies.
+// A damageRig has the files of undamaged studies, and the answers that the commands give to these studies.
 type damageRig struct {
 	tuner   string
 	seed    uint64
@@ -156,8 +156,8 @@ func (r *damageRig) kill(t *testing.T, file, root string) {
 	run.end(t)
 }
 
-// newVictim records the answers of the commands to the undamaged study. It does so for the newest snapshot and for each
-// older one.
+// newVictim records the answers of the commands to the undamaged study. It records them for the newest snapshot and for
+// each older one.
 func (r *damageRig) newVictim(t *testing.T, file, dir string) *damageVictim {
 	t.Helper()
 	v := &damageVictim{file: file, files: map[string][]byte{}}
@@ -230,7 +230,7 @@ func (r *damageRig) read(t *testing.T, root string) map[string]commandEnd {
 	all := map[string]commandEnd{}
 	for _, args := range damageReaders {
 		a := r.ask(t, append(slices.Clone(args), "--root", root)...)
-		a.out = bare(a.out, root)
+		a.out = stripped(a.out, root)
 		all[strings.Join(args, " ")] = a
 	}
 	return all
@@ -244,8 +244,8 @@ var (
 // restoredNote matches the note that the study was restored.
 var restoredNote = regexp.MustCompile(`note      on [^\n]* the study was restored from\n(?: {10}[^\n]*\n)*`)
 
-// bare removes from an output the ages, the directory, and the note about an older snapshot.
-func bare(out, root string) string {
+// stripped removes from an output the ages, the directory, and the note about an older snapshot.
+func stripped(out, root string) string {
 	out = strings.ReplaceAll(out, root, "ROOT")
 	return oldAge.ReplaceAllString(behindIs.ReplaceAllString(out, ""), "")
 }
@@ -260,8 +260,9 @@ func (r *damageRig) goOn(t *testing.T, v *damageVictim, root string, more ...str
 // rawWords matches error messages of SQLite, of Go, and of Go's packages.
 var rawWords = regexp.MustCompile(`parsing time|invalid character|JSON|json:|sql|SQL|no such (table|column)|malformed|constraint|strconv|panic|goroutine|unmarshal|gzip|flate|unexpected EOF|disk I/O|disk image|syntax error|duplicate column|out of memory|unable to open|\*\*\*`)
 
-// run damages n bytes of a file, cases times, and returns how many cases had each result. accepts chooses the files.
-func (r *damageRig) run(t *testing.T, n int, accepts func(name string) bool, cases int) map[string]int {
+// run tries a number of cases. In each case it damages n bytes of one file. The function mayDamage reports whether a
+// file with that name may be damaged. run returns how many cases had each result.
+func (r *damageRig) run(t *testing.T, n int, mayDamage func(name string) bool, cases int) map[string]int {
 	t.Helper()
 	var mu sync.Mutex
 	total := map[string]int{}
@@ -270,7 +271,7 @@ func (r *damageRig) run(t *testing.T, n int, accepts func(name string) bool, cas
 	for range 2 {
 		work.Go(func() {
 			for i := range next {
-				found := r.one(t, rand.New(rand.NewPCG(r.seed, uint64(i)*1000+uint64(n))), r.victims[i%len(r.victims)], n, accepts)
+				found := r.runCase(t, rand.New(rand.NewPCG(r.seed, uint64(i)*1000+uint64(n))), r.victims[i%len(r.victims)], n, mayDamage)
 				mu.Lock()
 				for what := range found {
 					total[what]++
@@ -287,13 +288,13 @@ func (r *damageRig) run(t *testing.T, n int, accepts func(name string) bool, cas
 	return total
 }
 
-// one damages n bytes of one file, and classifies the answers of the commands.
-func (r *damageRig) one(t *testing.T, random *rand.Rand, v *damageVictim, n int, accepts func(name string) bool) (found map[string]bool) {
+// runCase damages n bytes of one file, and classifies the answers of the commands.
+func (r *damageRig) runCase(t *testing.T, random *rand.Rand, v *damageVictim, n int, mayDamage func(name string) bool) (found map[string]bool) {
 	found = map[string]bool{}
 	var names []string
 	size := 0
 	for name, content := range v.files {
-		if accepts(name) && len(content) > 0 {
+		if mayDamage(name) && len(content) > 0 {
 			names = append(names, name)
 			size += len(content)
 		}
@@ -360,7 +361,7 @@ func (r *damageRig) judge(v *damageVictim, command string, a commandEnd, root st
 			printed += list.Studies[0].Error + list.Studies[0].Behind
 		}
 	}
-	out := bare(a.out, root)
+	out := stripped(a.out, root)
 	is := func(one map[string]commandEnd) bool { return one[command].out == out && one[command].code == a.code }
 	switch {
 	case rawWords.MatchString(printed):

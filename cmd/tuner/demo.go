@@ -6,10 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
+	"vllmtuner/studies/report"
 	"vllmtuner/studies/silent"
 	"vllmtuner/tuner/studyfile"
 )
@@ -31,7 +34,7 @@ Example: tuner demo --seed 7`,
 		Flags: []cli.Flag{
 			rootFlagOf(demoRoot(), "$XDG_STATE_HOME/tuner/demo"),
 			&cli.Uint64Flag{Name: "seed", Value: 1, Usage: "`seed` of all random choices"},
-			&cli.StringFlag{Name: "sampler", Value: "gp", Usage: "`sampler`, which chooses the flags to try: gp, tpe, random, halton or grid"},
+			&cli.StringFlag{Name: "sampler", Value: "gp", Usage: "`sampler`, which chooses the flags to try: gp, tpe, random, sobol, halton or grid"},
 			&cli.BoolFlag{Name: "print", Usage: "print the study file and do nothing"},
 		},
 		Action: func(c *cli.Context) error {
@@ -49,10 +52,21 @@ Example: tuner demo --seed 7`,
 				return err
 			}
 			return runStudy(c.Context, file, runOptions{
-				root: c.String("root"), finish: finish, stdout: c.App.Writer, stderr: c.App.ErrWriter,
+				root: c.String("root"), finish: finish, stdout: c.App.Writer, stderr: c.App.ErrWriter, remark: besideFullTrials,
 			})
 		},
 	}
+}
+
+// fullTrials is the GPU time in hours of 30 trials of the demo if none races (min_gain 0) and none is confirmed. It is
+// the mean of BenchmarkFullTrials, whose seeds 1, 2 and 3 took 12.2, 15.3 and 14.2 hours.
+const fullTrials = 13.9
+
+// besideFullTrials compares the GPU time of a demo with the GPU time of 30 full trials.
+func besideFullTrials(study studies.Study) string {
+	took := report.Summarize(study, report.Options{}).GPUSeconds / time.Hour.Seconds()
+	return fmt.Sprintf("This study took %s GPU-hours, simulated. 30 trials that are all measured in full would take about %s "+
+		"(an estimate: the mean of three simulated studies).", render.Digits(took, 2), render.Digits(fullTrials, 2))
 }
 
 // demoRoot returns the directory of the demos. It is below XDG_STATE_HOME, where a program's state belongs.
@@ -69,8 +83,8 @@ func demoRoot() string {
 }
 
 // demoStudy returns the demo's study file with the given sampler and seed. The study gets the first name that is free
-// or belongs to an unfinished study. A name is not free if its directory cannot be read, for example because another
-// version of tuner wrote it.
+// or belongs to an unfinished study. If a name's directory cannot be read, for example because another version of tuner
+// wrote it, the name is not free.
 func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
 	base := fmt.Sprintf("demo-%s-%d", sampler, seed)
 	for n, name := 2, base; ; n++ {
@@ -80,8 +94,17 @@ func demoStudy(root, sampler string, seed uint64) (*studyfile.File, error) {
 			name = fmt.Sprintf("%s-%d", base, n)
 			continue
 		}
-		text := strings.NewReplacer("name: demo", "name: "+name, "{name: gp, seed: 1}", fmt.Sprintf("{name: %s, seed: %d}", sampler, seed)).
-			Replace(string(demoFile))
-		return studyfile.Parse("demo.yaml", []byte(text))
+		return changedDemo(string(demoFile), name, sampler, seed)
 	}
+}
+
+// changedDemo returns the demo's study file with another name, sampler and seed. It returns an error if the text does
+// not have the lines that it replaces.
+func changedDemo(text, name, sampler string, seed uint64) (*studyfile.File, error) {
+	text = strings.NewReplacer("name: demo", "name: "+name, "{name: gp, seed: 1}", fmt.Sprintf("{name: %s, seed: %d}", sampler, seed)).Replace(text)
+	file, err := studyfile.Parse("demo.yaml", []byte(text))
+	if err == nil && (file.Name != name || file.Sampler.Name != sampler || file.Sampler.Seed != seed) {
+		return nil, fmt.Errorf("demo.yaml: the name is %s, the sampler %s and the seed %d, want %s, %s and %d", file.Name, file.Sampler.Name, file.Sampler.Seed, name, sampler, seed)
+	}
+	return file, err
 }

@@ -6,7 +6,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"vllmtuner/realtime"
 	"vllmtuner/studies"
@@ -29,12 +31,16 @@ func demoWinner(t testing.TB, sampler string, seed uint64) (report.Winner, float
 	if !met {
 		t.Fatalf("seed %d: nothing met the SLO", seed)
 	}
-	return best, report.Summarize(study, report.Options{}).GPUSeconds / 3600
+	var spent time.Duration
+	for _, trial := range study.Trials {
+		spent += trial.Result.GPUTime
+	}
+	return best, spent.Hours()
 }
 
-// demoRegrets runs the demo once with each seed, from 1 to the number seeds. It returns the sorted regrets of the
-// winners, how many winners beat the default, and the mean GPU time in hours.
-func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64, better int, hours float64) {
+// demoRegrets runs the demo once with each seed from 1 to seedCount. It returns the sorted regrets of the winners, how
+// many winners beat the default, and the mean GPU time in hours.
+func demoRegrets(t testing.TB, sampler string, seedCount uint64) (regrets []float64, better int, hours float64) {
 	t.Helper()
 	truth, err := landscape.H200()
 	must(t, err)
@@ -42,9 +48,9 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 	if err != nil {
 		t.Fatal(err)
 	}
-	for seed := range seeds {
+	for seed := range seedCount {
 		best, took := demoWinner(t, sampler, seed+1)
-		hours += took / float64(seeds)
+		hours += took / float64(seedCount)
 		regret, err := truth.Regret(best.Trial.Point)
 		must(t, err)
 		t.Logf("%s, seed %2d: %-75s measured %.2f req/s, regret %.1f %%", sampler, seed+1, best.Trial.Point, best.Trial.Result.Capacity.Rate, 100*regret)
@@ -57,8 +63,8 @@ func demoRegrets(t testing.TB, sampler string, seeds uint64) (regrets []float64,
 	return regrets, better, hours
 }
 
-// The demo's winner must beat the default on every seed, and the median regret must be small. The true capacities
-// decide both. This test takes three seeds; BenchmarkDemoRegret takes twenty.
+// The demo's winner must beat the default on every seed, and the median regret must be small. Both are computed from
+// the true capacities. This test takes three seeds; BenchmarkDemoRegret takes twenty.
 func TestDemoFindsAGoodPoint(t *testing.T) {
 	realtime.Only(t, "whole demos on three seeds")
 	regrets, better, _ := demoRegrets(t, "gp", 3)
@@ -80,6 +86,35 @@ func BenchmarkDemoRegret(b *testing.B) {
 				b.ReportMetric(float64(better), "of-20-better-than-default")
 			}
 		})
+	}
+}
+
+// BenchmarkFullTrials reports the GPU time of 30 trials of the demo that are all measured in full, as the mean of three
+// seeds. The constant fullTrials has its result.
+func BenchmarkFullTrials(b *testing.B) {
+	for b.Loop() {
+		hours := 0.0
+		for seed := range uint64(3) {
+			root := b.TempDir()
+			file, err := demoStudy(root, "gp", seed+1)
+			must(b, err)
+			file.Budget = studyfile.Budget{Trials: 30}
+			must(b, runStudy(context.Background(), file, runOptions{root: root, stdout: io.Discard, stderr: io.Discard}))
+			study, err := studies.ReadSnapshot(filepath.Join(root, file.Name))
+			must(b, err)
+			hours += report.Summarize(study, report.Options{}).GPUSeconds / 3600 / 3
+		}
+		b.ReportMetric(hours, "GPU-hours/30-trials")
+	}
+}
+
+// If demo.yaml is written in another form, the demo fails instead of ignoring its flags.
+func TestChangedDemoReplacesWhatItMust(t *testing.T) {
+	for _, old := range []string{"name: demo", "{name: gp, seed: 1}"} {
+		text := strings.Replace(string(demoFile), old, strings.ReplaceAll(old, ": ", ":  "), 1)
+		if f, err := changedDemo(text, "other", "tpe", 7); err == nil || f != nil || !strings.Contains(err.Error(), "want other, tpe and 7") {
+			t.Errorf("without %q changedDemo = %v, %v, want an error", old, f, err)
+		}
 	}
 }
 

@@ -20,7 +20,7 @@ import (
 const (
 	exitFailed      = 1   // something went wrong
 	exitUsage       = 2   // the command line, the study file or the study's directory is wrong; a retry would fail too
-	exitOwned       = 3   // another tuner owns the study, or the study's disk does not answer
+	exitOwned       = 3   // another tuner owns the study or runs the same sweep, or the disk does not answer
 	exitNothingMet  = 4   // no trial met the SLO
 	exitSpent       = 5   // the budget was spent before any trial met the SLO
 	exitWorld       = 6   // model, workload, machine or server has changed, and the study was not resumed
@@ -69,7 +69,7 @@ func exitCode(err error) int {
 	if code, ok := errors.AsType[codeError](err); ok {
 		return int(code)
 	}
-	if is[usageError](err) || is[plan.InputError](err) || is[*live.RecordError](err) || is[*studyfile.Error](err) {
+	if contains[usageError](err) || contains[plan.InputError](err) || contains[*live.RecordError](err) || contains[*studyfile.Error](err) {
 		return exitUsage
 	}
 	for _, known := range []struct {
@@ -78,6 +78,7 @@ func exitCode(err error) int {
 	}{
 		{nil, 0},
 		{studies.ErrOwned, exitOwned},
+		{studies.ErrLocked, exitOwned},
 		{studies.ErrSilent, exitOwned},
 		{studies.ErrWorldChanged, exitWorld},
 		{studies.ErrUnusable, exitUsage},
@@ -98,17 +99,17 @@ func exitCode(err error) int {
 	return exitFailed
 }
 
-// is reports whether err is an error of type E, or wraps one.
-func is[E error](err error) bool {
+// contains reports whether err is an error of type E, or wraps one.
+func contains[E error](err error) bool {
 	_, ok := errors.AsType[E](err)
 	return ok
 }
 
-// outcome returns nil for the errors of exit codes 4 and 5 in a pod, unless wanted is set. With such an exit code,
-// Kubernetes would run the study again.
-func outcome(err error, wanted bool) error {
+// outcome returns nil for the errors of exit codes 4 and 5 in a pod. Kubernetes would run the study again after such an
+// exit code. If keepError is true, outcome returns each error as it is.
+func outcome(err error, keepError bool) error {
 	inPod := os.Getenv("KUBERNETES_SERVICE_HOST") != ""
-	if inPod && !wanted && (errors.Is(err, errNothingMet) || errors.Is(err, errSpent)) {
+	if inPod && !keepError && (errors.Is(err, errNothingMet) || errors.Is(err, errSpent)) {
 		return nil
 	}
 	return err

@@ -13,9 +13,9 @@ import (
 // The library does not wrap the lines of flags. HelpPrinter is its only hook to change that.
 func init() { cli.HelpPrinter = printHelp }
 
-// lastColumn matches everything before the last column of a line of help, and before the description of a command's
-// name.
-var lastColumn = regexp.MustCompile(`^ *\S.*  +|^ +[a-z ]+ - `)
+// beforeText matches the text before the description in a line of help. This text is a flag or command in its column,
+// or the name of a command with a dash.
+var beforeText = regexp.MustCompile(`^ *\S.*  +|^ +[a-z ]+ - `)
 
 // minHelp is the smallest number of columns in which a description is broken into lines.
 const minHelp = 20
@@ -27,7 +27,7 @@ func printHelp(w io.Writer, template string, data any) {
 	var text strings.Builder
 	cli.HelpPrinterCustom(&text, template, data, nil)
 	for line := range strings.Lines(text.String()) {
-		head := lastColumn.FindString(line)
+		head := beforeText.FindString(line)
 		if margin := render.Width(head); head != "" && render.Width(line) > width && width-margin >= minHelp {
 			line = render.Hang(head, line[len(head):], strings.Repeat(" ", margin), width)
 		}

@@ -23,13 +23,13 @@ const attack = "A\x1b]0;owned\x07\x1b[31mB\u009b1mC\u202eD\u2066E\u200bF\rG\x7f\
 // attackName is attack without slashes, so that it can be a file name.
 var attackName = strings.ReplaceAll(attack, "/", "")
 
-// wild returns the handler of a hostile server. A request whose path ends in fail gets an error.
-func wild(fail string) http.HandlerFunc {
+// wild returns the handler of a hostile server. If the path of a request ends in failingPath, the answer is an error.
+func wild(failingPath string) http.HandlerFunc {
 	text, _ := json.Marshal(attack)
 	return func(w http.ResponseWriter, r *http.Request) {
 		w.Header()["X-Attack"] = []string{"\u009b31m\u202e"}
 		switch {
-		case strings.HasSuffix(r.URL.Path, fail):
+		case strings.HasSuffix(r.URL.Path, failingPath):
 			w.WriteHeader(http.StatusInternalServerError)
 			_, _ = io.WriteString(w, `{"error":{"message":`+string(text)+`}}`+attack)
 		case r.Method == http.MethodGet:

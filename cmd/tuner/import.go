@@ -47,7 +47,7 @@ See docs/export.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringSliceFlag{Name: "set", Usage: "`FLAG=VALUE` that the measured servers had, if the files do not say so; may be repeated"},
-			&cli.BoolFlag{Name: "defaults", Usage: "a file that names no flags was measured with the server's defaults"},
+			&cli.BoolFlag{Name: "defaults", Usage: "take a file that names no flags as measured with the server's defaults"},
 			&cli.BoolFlag{Name: "any-model", Usage: "also accept results of a model with another name, such as an alias"},
 			&cli.StringFlag{Name: "optuna-study", Usage: "`NAME` of the study to import, if an Optuna file holds several"},
 			takeoverFlag(),
@@ -117,7 +117,7 @@ func importAction(c *cli.Context) error {
 	if err := storePriors(ctx, dir, begun, after, sources); err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(c.App.Writer, "%s stored in %s; `tuner run %s` measures the best of each source first\n", render.Count(taken, "prior"), dir, file.Path)
+	_, err = fmt.Fprintf(c.App.Writer, "%s stored in %s; `tuner run %s` soon measures the best point of each source\n", render.Count(taken, "prior"), dir, file.Path)
 	return err
 }
 
@@ -154,8 +154,8 @@ func notItself(dir string, paths []string) error {
 	return nil
 }
 
-// storePriors owns the study while it stores the results of sources. A study that does not exist yet begins in the
-// state Stopped, so that a failure leaves no study that seems to run.
+// storePriors makes this process the study's owner while it stores the results of the sources. A study that does not
+// exist yet begins in the state Stopped, so that a failure leaves no study that seems to run.
 func storePriors(ctx context.Context, dir string, begun studies.New, takeover time.Duration, sources []prior.Source) (err error) {
 	begun.State, begun.Note = studies.Stopped, "begun by `tuner import`; `tuner run` goes on"
 	store, _, err := studies.Open(ctx, dir, begun, studies.Options{TakeoverAfter: takeover})

@@ -78,7 +78,7 @@ func answer(printed string) string {
 	return afterSearch.ReplaceAllString(printed, "")
 }
 
-var afterSearch = regexp.MustCompile(`after the search \(.*\)|(?m:^GPU time .*$)`)
+var afterSearch = regexp.MustCompile(`after the search \(.*\)|(?m:^GPU time .*$(?:\n {10}.*$)*)`)
 
 var (
 	probeLine = regexp.MustCompile(`: trial (\d+), (\S+ req/s (?:passed|failed))$`)

@@ -11,8 +11,10 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"vllmtuner/render"
 	"vllmtuner/studies"
 	"vllmtuner/studies/report"
+	"vllmtuner/tuner/insight"
 	"vllmtuner/tuner/studyfile"
 )
 
@@ -42,10 +44,10 @@ func warnReader(w io.Writer, dir string, study studies.Study) {
 	}
 }
 
-// readSummary reads a study for a report. It reads probes only for the trials whose numbers withProbes returns, and
-// leaves out their long lists, such as Series.
+// readSummary reads a study for a report. The function withProbes returns the numbers of the trials whose probes are
+// needed. Of these probes, readSummary leaves out the long lists, such as Series.
 func readSummary(c *cli.Context, warnings io.Writer, withProbes func(studies.Study) []int) (studies.Study, error) {
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // garbage collection is off: it takes a third of the time to read a long study
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // no garbage collection here: it would be a third of the time for reading a long study
 	return readStudy(c, warnings, func(dir string) (studies.Study, error) { return studies.ReadSummary(dir, withProbes) })
 }
 
@@ -80,9 +82,32 @@ func locate(root, arg string) (string, error) {
 
 // reportOptions returns the options of a report, with the budget and margin of the stored study file.
 func reportOptions(study studies.Study) report.Options {
-	o := report.Options{Now: time.Now()}
-	if file, err := studyfile.Parse(study.Name, []byte(study.File)); err == nil { // a study file from another version of tuner may not parse
-		o.Planned, o.Margin = file.Budget.Planned(), file.Advice.Margin
+	o, _ := storedOptions(study)
+	return o
+}
+
+// bestOptions returns the options of a report on the best trial. The study must have the trials of insight.Whole in
+// full.
+func bestOptions(study studies.Study, w io.Writer) report.Options {
+	o, file := storedOptions(study)
+	o.Width = render.Columns(w)
+	if file == nil {
+		return o
+	}
+	if s, err := file.Space(); err == nil { // a space from another version of tuner may not be legal here; the report then does without it
+		o.Insight = insight.Derive(study, s)
 	}
 	return o
+}
+
+// storedOptions returns the options that the stored study file gives, and the file. The file is nil if it does not
+// parse: another version of tuner may have written it.
+func storedOptions(study studies.Study) (o report.Options, file *studyfile.File) {
+	o = report.Options{Now: time.Now()}
+	file, err := studyfile.Parse(study.Name, []byte(study.File))
+	if err != nil {
+		return o, nil
+	}
+	o.Planned, o.Margin = file.Budget.Planned(), file.Advice.Margin
+	return o, file
 }

@@ -48,7 +48,7 @@ func run() int {
 		}()
 		stop()
 	})
-	defer unwatch() // must run before stop: stop cancels finish, which would call the function above
+	defer unwatch() // must run before the deferred stop: stop ends finish, and AfterFunc would then call the function above
 	err := app(os.Stdout, os.Stderr, finish.Done()).RunContext(now, flagsFirst(os.Args))
 	printError(notes, err)
 	return exitCode(err)
@@ -63,14 +63,18 @@ func printError(notes io.Writer, err error) {
 
 // remedy returns a hint to add to an error of a lower package, or an empty text.
 func remedy(err error) string {
-	if errors.Is(err, studies.ErrOwned) && !errors.Is(err, studies.ErrSilent) {
-		return "\nwait until it ends, or stop it there with Ctrl-C or SIGTERM; `tuner status` shows its progress"
+	const wait = "\nwait until it ends, or stop it there with Ctrl-C or SIGTERM"
+	switch {
+	case errors.Is(err, studies.ErrOwned) && !errors.Is(err, studies.ErrSilent):
+		return wait + "; `tuner status` shows its progress"
+	case errors.Is(err, studies.ErrLocked): // a sweep has no status
+		return wait
 	}
 	return ""
 }
 
 // endSignals returns the signals that ask for an end. A terminal that closes sends SIGHUP. Under nohup the process
-// ignores SIGHUP. signal.Notify would end that, so endSignals then leaves SIGHUP out.
+// ignores SIGHUP, and endSignals leaves it out: signal.Notify would make the process receive it again.
 func endSignals() []os.Signal {
 	signals := []os.Signal{os.Interrupt, syscall.SIGTERM}
 	if !signal.Ignored(syscall.SIGHUP) {

@@ -43,6 +43,8 @@ func (l *lifeTable) row(f fault) *lifeRow {
 
 const lifeTitle = `# Faults of servers
 
+Look up here how soon the tuner notices each fault of a server, how it classifies the fault, and how long the server then takes to stop.
+
 Written by ` + "`make soak-server` and `make test-vllm-faults VER=…`" + `. Each fault happens in a server that the tuner has started.
 
 - Noticed: the time from the fault until the tuner knows its class. If the server fails in its start, the time begins when its
@@ -58,8 +60,9 @@ func (l *lifeTable) write(t *testing.T) {
 	}
 }
 
-// replacePart replaces the part of a document that begins with title, and writes the document again. "## " before each
-// part makes its title a heading. head is the text before the parts.
+// replacePart replaces one part of a document, and writes the document again. The document is the text head and then
+// its parts. Each part begins with its title; replacePart writes "## " before each part, so that the title is a
+// heading.
 func replacePart(t *testing.T, file, head, title, part string) {
 	t.Helper()
 	before, err := os.ReadFile(file)

@@ -38,7 +38,7 @@ type fault struct {
 	within time.Duration                                        // the limit for noticing the fault
 	ended  func(t *testing.T, ended serverctl.Ended, err error) // checks the result of Stop; may be nil
 
-	slack       time.Duration // added to within and to the limit of Stop
+	slack       time.Duration // added to both limits: for noticing the fault and for Stop
 	keepStreams bool          // stop the server while its clients still wait for answers
 }
 
@@ -156,7 +156,7 @@ type faulty struct {
 	record proc.Record
 	gpus   *gpu.NvidiaSMI
 	dir    string // directory with the state of the simulated GPU
-	log    written
+	log    outputBuffer
 	row    *lifeRow
 	asked  sync.WaitGroup
 	died   chan time.Time     // receives the time when the server's first process ended
@@ -236,7 +236,7 @@ func faultMatrix(t *testing.T, slack time.Duration) {
 }
 
 func newFaulty(t *testing.T, f fault) *faulty {
-	r := &faulty{fault: f, log: written{keep: 64 << 10}}
+	r := &faulty{fault: f, log: outputBuffer{keep: 64 << 10}}
 	r.ctx, r.cancel = context.WithCancel(context.WithoutCancel(t.Context()))
 	return r
 }

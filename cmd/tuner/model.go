@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"path/filepath"
 
 	"vllmtuner/render"
 	"vllmtuner/serverctl/host"
@@ -14,8 +12,8 @@ import (
 	"vllmtuner/tuner/plan"
 )
 
-// prepareModel copies the model's weights to a local disk if the study asks for this, and reads them into the page
-// cache, so that no server waits for the disk. It reports its progress to w.
+// prepareModel copies the model's weights to a local disk if the study asks for this. It reads the weights into the
+// page cache, so that no server waits for the disk. It reports its progress to w.
 func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 	if !p.Server.NeedsWeights() {
 		return nil
@@ -50,7 +48,7 @@ func prepareModel(ctx context.Context, p *plan.Plan, w io.Writer) error {
 	return nil
 }
 
-// copyModel copies the model from dir, makes p.Server.Model the copy, and returns the files of the copy.
+// copyModel copies the model from dir, makes the servers use the copy, and returns the copy's files.
 func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]weights.File, error) {
 	show, end := byteProgress(w, "copying the model")
 	path, report, err := weights.Copy(ctx, dir, p.File.Server.ModelCopy, show)
@@ -61,12 +59,7 @@ func copyModel(ctx context.Context, p *plan.Plan, dir string, w io.Writer) ([]we
 	if report.Skipped == "" {
 		fmt.Fprintf(w, "copied the model from %s to %s in %s\n", weights.Filesystem(dir), path, render.Span(report.Took))
 	}
-	p.Server.Model = path
-	if info, err := os.Stat(p.File.Model); err == nil && !info.IsDir() { // the model is a GGUF file, and weights.Copy has copied its directory
-		p.Server.Model = filepath.Join(path, filepath.Base(p.File.Model))
-	}
-	files, _, err := weights.Files(weights.Model{Name: p.Server.Model})
-	return files, err
+	return p.Server.UseCopy(path)
 }
 
 // byteProgress returns a function that shows how many bytes are done, and a function that ends the display.

@@ -13,8 +13,8 @@ import (
 	"vllmtuner/studies/rights"
 )
 
-// checkNew returns an error if the file of -o cannot be written. Its name may be taken, its directory missing or
-// read-only, or it may be inside a study.
+// checkNew returns an error if the file that -o names cannot be written: it exists, its directory is missing or
+// read-only, or it is inside a study.
 func checkNew(path string, force bool) error {
 	dir := filepath.Dir(path)
 	if study := studies.Around(path); study != "" {
@@ -39,8 +39,8 @@ func nameTaken(path string) error {
 	return usage("-o %s: it exists; choose another name, or replace it with --force", path)
 }
 
-// writeNew writes the file that -o names, completely or not at all. write fills an empty temporary file, which is then
-// renamed to path.
+// writeNew writes the file that -o names, completely or not at all. It calls write with the path of an empty temporary
+// file, and then renames this file to path.
 func writeNew(path string, force bool, write func(temp string) error) error {
 	err := foreign.Create(path, rights.File(filepath.Dir(path)), force, write)
 	if errors.Is(err, fs.ErrExist) {

@@ -60,7 +60,7 @@ func asOld(t *testing.T, path string) {
 }
 
 // checkOldTrials compares the first columns of an exported table with what the old tuner exported. They must be equal,
-// except for trial 5, which this tuner measured: its row is what this tuner found, with interval bounds within 1 %.
+// except for trial 5. This tuner measured trial 5, so the bounds of its interval may differ by 1 %.
 func checkOldTrials(t *testing.T, table, want string) {
 	t.Helper()
 	got := strings.Split(strings.TrimSpace(table), "\n")

@@ -9,6 +9,7 @@ import (
 	"maps"
 	"math"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
@@ -129,6 +130,39 @@ func TestOptuna(t *testing.T) {
 	}
 }
 
+// Optuna chooses the points of the example. A study that stops in between, and goes on, has the same points.
+func TestOptunaChooses(t *testing.T) {
+	_, python := clientPython(t)
+	t.Setenv("PATH", firstInPath(filepath.Dir(python), os.Getenv("PATH")))
+	const path, budget = "../../docs/examples/optuna-ask.yaml", "budget: {trials: 12}"
+	text, err := os.ReadFile(path)
+	must(t, err)
+	dir := t.TempDir()
+	must(t, os.CopyFS(dir, os.DirFS(filepath.Dir(path))))
+	file := filepath.Join(dir, filepath.Base(path))
+	run := func(root, trials string) []string {
+		if !strings.Contains(string(text), budget) {
+			t.Fatalf("%s has another budget than %s", path, budget)
+		}
+		must(t, os.WriteFile(file, []byte(strings.Replace(string(text), budget, trials, 1)), 0o644))
+		command(t, "run", file, "--root", root)
+		var points []string
+		for _, one := range snapshot(t, filepath.Join(root, "optuna-ask")).Trials {
+			if one.Origin == studies.Sampled {
+				points = append(points, one.Point.String())
+			}
+		}
+		return points
+	}
+	const search = "budget: {trials: 12, confirm: 0}"
+	whole, broken := run(t.TempDir(), search), t.TempDir()
+	run(broken, "budget: {trials: 5, confirm: 0}")
+	if resumed := run(broken, search); len(whole) < 8 || !slices.Equal(resumed, whole) {
+		t.Errorf("Optuna chose\n%s\nand with an interruption\n%s", strings.Join(whole, "\n"), strings.Join(resumed, "\n"))
+	}
+	t.Logf("Optuna chose\n%s", strings.Join(whole, "\n"))
+}
+
 func checkOptuna(t *testing.T, text []byte, study studies.Study) {
 	t.Helper()
 	var got struct {
@@ -155,7 +189,8 @@ func checkOptuna(t *testing.T, text []byte, study studies.Study) {
 	}
 }
 
-// bestOfSearch returns the number of the best trial without the confirmations, which an export leaves out of the ranking.
+// bestOfSearch returns the number of the best trial. It ignores confirmations, because an export leaves them out of the
+// ranking.
 func bestOfSearch(t *testing.T, study studies.Study) int {
 	t.Helper()
 	study.Trials = slices.DeleteFunc(slices.Clone(study.Trials), func(t studies.Trial) bool { return t.Origin == studies.Confirmed })
@@ -279,8 +314,8 @@ func checkDashboard(t *testing.T, program, file string, study studies.Study) {
 	}
 }
 
-// get requests a document and decodes it as JSON, or stores its text if to is a *string.
-func get(url string, to any) error {
+// get requests a document and decodes it as JSON into target. If target is a *string, get stores the text instead.
+func get(url string, target any) error {
 	answer, err := http.Get(url)
 	if err != nil {
 		return err
@@ -293,9 +328,9 @@ func get(url string, to any) error {
 	if answer.StatusCode != http.StatusOK {
 		return fmt.Errorf("%s: %s: %s", url, answer.Status, body)
 	}
-	if page, ok := to.(*string); ok {
+	if page, ok := target.(*string); ok {
 		*page = string(body)
 		return nil
 	}
-	return json.Unmarshal(body, to)
+	return json.Unmarshal(body, target)
 }

@@ -20,7 +20,7 @@ import (
 // starts a daemon in another session and without an environment.
 const slowLife = `command: [tuner, sim, serve, --sim-profile=small-fast, --sim-fault=slow-start:for=1s, --sim-fault=slow-stop:for=1s, --sim-fault=daemon]`
 
-// A moment is a stage of a study. The study has reached it when seen returns true.
+// A moment is a stage of a study. The study has reached this stage when the function seen returns true.
 type moment struct {
 	name string
 	seen func(dir, log string) bool
@@ -63,7 +63,7 @@ func startOwner(t *testing.T) *owner {
 	return startLongOwner(t, 1)
 }
 
-// startLongOwner is like startOwner, with probes that last so many seconds.
+// startLongOwner is like startOwner, but sets how long each probe lasts, in seconds.
 func startLongOwner(t *testing.T, seconds float64) *owner {
 	t.Helper()
 	o := &owner{study: writePatientStudy(t, slowLife, 1, seconds), root: t.TempDir()}

@@ -21,7 +21,7 @@ type progress struct {
 	trials   int               // number of trials in the budget
 	finished int               // number of finished trials, earlier processes included
 	began    time.Time
-	ended    time.Time // end of the last trial of this process, or began if there is none
+	ended    time.Time // when the last trial of this process ended; the same as began if no trial has ended
 	measured int       // number of trials that this process finished
 }
 
@@ -51,17 +51,14 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 // watch shows an event of the study.
 func (p *progress) watch(e tuner.Event) {
 	switch e.Kind {
+	case tuner.Began:
+		p.trials = max(p.trials, p.finished+1) // further rounds of confirmations are not planned
 	case tuner.Step:
 		p.step(fmt.Sprintf("trial %d, %s", e.Trial.Number, e.Step))
+	case tuner.Remark:
+		p.shown.Line(0, "%s", e.Step)
 	case tuner.Probed:
-		verdict := "passed"
-		switch {
-		case e.Probe.Verdict.ClientLimited != "":
-			verdict = "client-limited"
-		case !e.Probe.Verdict.Pass:
-			verdict = "failed"
-		}
-		p.step(fmt.Sprintf("trial %d, %s req/s %s", e.Trial.Number, render.Number(e.Probe.Rate), verdict))
+		p.step(fmt.Sprintf("trial %d, %s req/s %s", e.Trial.Number, render.Number(e.Probe.Rate), e.Probe.Verdict.Word()))
 	case tuner.Ended:
 		p.measured++
 		p.finished++

@@ -15,8 +15,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// The picture in README.md shows what the demo prints. The figures may differ, the words may not. `make picture` makes
-// it again.
+// The picture in README.md shows what the demo prints. The figures may differ, the words may not. `make picture` draws
+// a new picture.
 func TestPictureOfTheREADME(t *testing.T) {
 	realtime.Only(t, "a whole demo")
 	path := filepath.Join(repo, "docs", "demo.svg")

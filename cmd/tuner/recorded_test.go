@@ -75,7 +75,7 @@ var bannedForms = []struct {
 	{regexp.MustCompile(`\b[0-9]+(?:m[0-9]+)?s (?:ago|left)`), "2 min 10 s"},
 }
 
-// checkRecorded fails the test for each of bannedForms in the stored output.
+// checkRecorded fails the test for each text of bannedForms in the stored output.
 func checkRecorded(t *testing.T, dir string) {
 	files, err := os.ReadDir(dir)
 	if err != nil || len(files) == 0 {
@@ -104,7 +104,7 @@ func bannedIn(text string) (all []string) {
 	return slices.Compact(all)
 }
 
-// bannedIn finds each of bannedForms, and does not complain about similar texts.
+// bannedIn finds each form of bannedForms, and does not complain about similar texts.
 func TestBannedFormsAreFound(t *testing.T) {
 	for _, text := range []string{"95 %: -0 % to +5 %", "study x, 1 trials done", "(1 probes)", "[34s:0s]", "about 0s left", "0 s left", "stored 2m10s ago"} {
 		if len(bannedIn(text)) == 0 {
@@ -118,10 +118,10 @@ func TestBannedFormsAreFound(t *testing.T) {
 	}
 }
 
-// thatOf is a form for which a reader must look for the noun before it.
+// thatOf matches "that of" and "those of". To understand these, a reader must look for the noun before them.
 var thatOf = regexp.MustCompile(`\b(?:that|those)\s+of\b`)
 
-// The documents and the golden files contain none of bannedForms, and not thatOf.
+// The documents and the golden files contain no match of thatOf and no form of bannedForms.
 func TestNoTextHasBannedForms(t *testing.T) {
 	for _, pattern := range []string{"studies/report/testdata/*.golden", "serverctl/doctor/testdata/*.txt", "docs/*.md", "docs/evidence/*.md", "README.md", "ARCHITECTURE.md", "CHANGELOG.md"} {
 		files, err := filepath.Glob(filepath.Join(repo, pattern))

@@ -81,7 +81,7 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 				}
 				return err.Error()
 			}
-			byCheck := refusal(func(f *studyfile.File) error { return check(t.Context(), io.Discard, f, root, true) })
+			byCheck := refusal(func(f *studyfile.File) error { return check(t.Context(), io.Discard, io.Discard, f, root, true) })
 			byRun := refusal(func(f *studyfile.File) error {
 				return runStudy(t.Context(), f, runOptions{root: root, stdout: io.Discard, stderr: io.Discard})
 			})
@@ -97,7 +97,8 @@ func TestCheckRefusesWhatRunRefuses(t *testing.T) {
 	}
 }
 
-// measuredStudy makes a study with results from another world.
+// measuredStudy makes a study with results from another world: its model is another one, and a study's model must not
+// change.
 func measuredStudy(t *testing.T, dir string) {
 	t.Helper()
 	store, _, err := studies.Open(context.Background(), dir, studies.New{Name: "s", World: map[string]string{"model": "another"}}, studies.Options{})

@@ -20,6 +20,7 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/live"
 	"vllmtuner/tuner"
+	"vllmtuner/tuner/insight"
 	"vllmtuner/tuner/metrics"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
@@ -74,6 +75,7 @@ type runOptions struct {
 	takeover       time.Duration // an owner that is silent for this long counts as dead; 0 means the default
 	socket         net.Listener  // the listener of --listen; nil without that flag
 	finish         <-chan struct{}
+	remark         func(studies.Study) string // returns what to print after the answer; may be nil
 	stdout, stderr io.Writer
 }
 
@@ -87,7 +89,7 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		if o.socket, err = metrics.Listen(o.listen); err != nil { // an address that cannot be used must fail before this run owns the study
 			return usage("--listen %w", err)
 		}
-		defer o.socket.Close() // for a run that fails before the metrics server starts; later that server closes the socket
+		defer o.socket.Close() // needed if the run fails before the metrics server starts; once it has started, that server closes the socket
 	}
 	if err := p.CheckNeeds(ctx, warnings(o.stderr)); err != nil {
 		return err
@@ -96,12 +98,18 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	if err != nil {
 		return err
 	}
+	stopOptimiser, err := o.startOptimiser(ctx, p)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopOptimiser()) }()
 	dir := filepath.Join(o.root, file.Name)
 	store, err := o.take(ctx, p, dir, begun)
 	if err != nil {
 		return err
 	}
 	ctx, stopWatching := whileOwned(ctx, store, o.stderr)
+	defer interruptOptimiser(ctx, p)()
 	defer func() {
 		closeErr := store.Close() // Close may set store.Err, so it runs before the next line
 		err = errors.Join(store.Err(), err, closeErr)
@@ -119,13 +127,14 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 	}
 	end, runErr := study.Run(ctx)
 	if errors.Is(runErr, tuner.ErrClientLimited) {
-		runErr = fmt.Errorf("%w; %s", runErr, p.Machine.MoreCores())
+		runErr = &trial.RemedyError{Err: runErr, Remedy: p.Machine.MoreCores()}
 	}
 	stopErr := stop()
 	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
 }
 
-// ready does the work after this run owns the study and before its first server starts. stop ends the study's watchers.
+// ready prepares a study that this run owns for the start of its first server. The returned function stop ends the
+// study's watchers.
 func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
 	if err := reclaim(store.Dir(), "run", o.stderr); err != nil {
 		return nil, nil, err
@@ -153,11 +162,12 @@ func warnings(w io.Writer) plan.Say {
 	}
 }
 
-// reclaim ends the processes of a server that a killed run or sweep has left in dir.
-func reclaim(dir, killed string, w io.Writer) error {
+// reclaim ends the processes of a server that a killed run or sweep has left in dir. The killed command is "run" or
+// "sweep".
+func reclaim(dir, command string, w io.Writer) error {
 	left, err := live.Reclaim(dir)
 	if left > 0 {
-		fmt.Fprintf(w, "stopped %s of a server that a killed %s had left behind\n", render.Count(left, "process"), killed)
+		fmt.Fprintf(w, "stopped %s of a server that a killed %s had left behind\n", render.Count(left, "process"), command)
 	}
 	return err
 }
@@ -175,7 +185,7 @@ func giveUp(store *studies.Store, why error) error {
 	if len(study.Trials) == 0 {
 		state = studies.NotBegun
 	}
-	note, _, _ := strings.Cut(why.Error(), "\n")
+	note, _ := noteOf(why) // the remedy is printed with the error; only a Failed study stores one
 	return store.SetState(state, note)
 }
 
@@ -270,10 +280,11 @@ func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 	return err
 }
 
-// watchers starts the progress display and, with --listen, the metrics server. watch passes an event to them; stop ends
-// them.
+// watchers starts the progress display and, with --listen, the metrics server. It returns two functions: watch passes
+// an event to both, and stop ends both.
 func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
 	progress := newProgress(o.stderr, before, p.Search.Names(), p.File.Budget.Planned())
+	progress.showOptimiser(p)
 	if o.socket == nil {
 		return progress.watch, func() error { progress.shown.End(); return nil }
 	}
@@ -287,6 +298,15 @@ func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tun
 	return watch, func() error { progress.shown.End(); return server.Stop() }
 }
 
+// noteOf returns a study's note on the error that ended a run, and what the user can do; "" if that is not known. The
+// note is one line, even if several errors were joined.
+func noteOf(err error) (note, remedy string) {
+	if advised, ok := err.(*trial.RemedyError); ok {
+		err, remedy = advised.Err, advised.Remedy
+	}
+	return strings.ReplaceAll(err.Error(), "\n", "; "), remedy
+}
+
 // conclude stores the end of the study and prints its answer. If no trial met the SLO, it returns an error.
 func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o runOptions) error {
 	switch {
@@ -294,9 +314,10 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 		err := store.SetState(studies.Stopped, "interrupted; `tuner run` goes on")
 		return errors.Join(fmt.Errorf("%w; finished probes are stored: run the study again to continue", runErr), err)
 	case runErr != nil:
-		return errors.Join(runErr, store.SetState(studies.Failed, runErr.Error()))
+		note, remedy := noteOf(runErr)
+		return errors.Join(runErr, store.Fail(note, remedy))
 	}
-	study, err := store.Summary(report.Whole(0))
+	study, err := store.Summary(insight.Whole)
 	if err != nil {
 		return err
 	}
@@ -304,10 +325,12 @@ func conclude(store *studies.Store, end tuner.End, runErr error, planned int, o 
 	if err := store.SetState(study.State, study.Note); err != nil {
 		return err
 	}
-	options := reportOptions(study)
-	options.Width = render.Columns(o.stdout)
+	options := bestOptions(study, o.stdout)
 	if err := report.BestText(o.stdout, study, options); err != nil {
 		return err
+	}
+	if o.remark != nil {
+		fmt.Fprintf(o.stdout, "\n%s", render.Paragraph(o.remark(study), "", options.Width))
 	}
 	fmt.Fprintf(o.stdout, "\nThe study is in %s\n", store.Dir())
 	if study.State == studies.Spent {

@@ -1,12 +1,30 @@
 package main
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"vllmtuner/trial"
 )
+
+func TestNoteOf(t *testing.T) {
+	for _, row := range []struct {
+		err          error
+		note, remedy string
+	}{
+		{errors.New("no weights"), "no weights", ""},
+		{errors.Join(errors.New("no weights"), errors.New("port in use")), "no weights; port in use", ""},
+		{&trial.RemedyError{Err: errors.New("too slow"), Remedy: "use more cores"}, "too slow", "use more cores"},
+	} {
+		if note, remedy := noteOf(row.err); note != row.note || remedy != row.remedy {
+			t.Errorf("noteOf(%v) = %q, %q, want %q, %q", row.err, note, remedy, row.note, row.remedy)
+		}
+	}
+}
 
 // A run or a delete that the user stops before it owns the study changes nothing.
 func TestWaitingForAStudyCanBeInterrupted(t *testing.T) {

@@ -12,14 +12,14 @@ import (
 	"github.com/creack/pty"
 )
 
-// A written is a writer that keeps the bytes written to it.
-type written struct {
+// An outputBuffer is a writer that keeps the bytes written to it.
+type outputBuffer struct {
 	mu   sync.Mutex
 	text []byte
 	keep int // how many of the last bytes to keep at least; 0 means all
 }
 
-func (w *written) Write(b []byte) (int, error) {
+func (w *outputBuffer) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.text = append(w.text, b...)
@@ -29,7 +29,7 @@ func (w *written) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-func (w *written) String() string {
+func (w *outputBuffer) String() string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return string(w.text)
@@ -40,7 +40,7 @@ const patience = 90 * time.Second
 
 // A startedCommand is a command that a test has started. It keeps the command's output.
 type startedCommand struct {
-	written
+	outputBuffer
 	cmd   *exec.Cmd
 	tty   *os.File      // the command's terminal, if it has one
 	ended chan struct{} // closed when the command has ended
@@ -73,8 +73,8 @@ func onTerminal(t *testing.T, kind string, columns int, stdout io.Writer, args .
 	return r
 }
 
-// await waits in the background until read has returned and the command has ended. At the end of the test it kills the
-// command.
+// await waits in the background until read has returned and the command has ended. At the end of the test it
+// kills the command.
 func (r *startedCommand) await(t *testing.T, read func()) {
 	go func() {
 		defer close(r.ended)

@@ -68,7 +68,7 @@ func TestALongStudy(t *testing.T) {
 		t.Errorf("the median commit took %s at the beginning and %s at the end", first.commit, last.commit)
 	}
 	if path := os.Getenv("BENCH_STORE"); path != "" {
-		text := fmt.Sprintf("# A long study\n\n%d trials with 8 probes each, by `make bench-store` at %s on a local disk, %s.\n\n```\n%s```\n", trials,
+		text := fmt.Sprintf("# A long study\n\nRead here how fast commits and commands are in a study of thousands of trials, and how much disk it takes.\n\n%d trials with 8 probes each, by `make bench-store` at %s on a local disk, %s.\n\n```\n%s```\n", trials,
 			os.Getenv("STORE_COMMIT"), time.Now().Format(time.DateOnly), table)
 		must(t, os.WriteFile(path, []byte(text), 0o644))
 	}
@@ -91,17 +91,17 @@ func demoTrial(t *testing.T) studies.Trial {
 	return snapshot(t, filepath.Join(root, file.Name)).Trials[1]
 }
 
-// A filler stores many trials that are similar to template.
+// A filler stores many trials that are similar to its field template.
 type filler struct {
 	store    *studies.Store
 	template studies.Trial
 	random   *rand.Rand
 }
 
-// trials stores the trials with the numbers [from, to), and returns the commit time of each probe.
-func (f *filler) trials(t *testing.T, from, to int) (took []time.Duration) {
+// trials stores the trials with the numbers first to end - 1. It returns the commit time of each probe.
+func (f *filler) trials(t *testing.T, first, end int) (took []time.Duration) {
 	t.Helper()
-	for n := from; n < to; n++ {
+	for n := first; n < end; n++ {
 		next := f.template
 		next.Number, next.Began = n, time.Now()
 		next.Point = space.Point{"max-num-seqs": strconv.Itoa(16 + f.random.IntN(1000)), "gpu-memory-utilization": strconv.FormatFloat(f.random.Float64(), 'g', 3, 64)}
@@ -142,9 +142,9 @@ func sizes(t *testing.T, dir string) (sum int64) {
 	return sum
 }
 
-// readerTimes returns lines with the wall times of `tuner best`, `tuner status` and `tuner --version`. The snapshot is
-// in the page cache.
-func readerTimes(t *testing.T, dir, as string, code int) (text string) {
+// readerTimes returns lines with the wall times of `tuner best`, `tuner status` and `tuner --version`. In these lines
+// the study has the name shownName. The snapshot is in the page cache.
+func readerTimes(t *testing.T, dir, shownName string, code int) (text string) {
 	t.Helper()
 	for _, args := range [][]string{{"best", dir}, {"status", dir}, {"best", dir, "-o", "json"}, {"status", dir, "-o", "json"}, {"--version"}} {
 		var took []time.Duration
@@ -161,7 +161,7 @@ func readerTimes(t *testing.T, dir, as string, code int) (text string) {
 			}
 		}
 		slices.Sort(took)
-		text += fmt.Sprintf("tuner %-24s %6.0f ms\n", strings.ReplaceAll(strings.Join(args, " "), dir, as), render.InMilliseconds(took[len(took)/2]))
+		text += fmt.Sprintf("tuner %-24s %6.0f ms\n", strings.ReplaceAll(strings.Join(args, " "), dir, shownName), render.InMilliseconds(took[len(took)/2]))
 	}
 	return text
 }

@@ -72,9 +72,9 @@ Example:
 	}
 }
 
-// simAction returns an action that calls do with the server that the command line describes, and with that line's vLLM
-// args.
-func simAction(finish <-chan struct{}, do func(*cli.Context, *vllm.Server, []string) error) cli.ActionFunc {
+// simAction returns an action that calls simulate with the server that the command line describes, and with the vLLM
+// args on this command line.
+func simAction(finish <-chan struct{}, simulate func(*cli.Context, *vllm.Server, []string) error) cli.ActionFunc {
 	return endable(finish, func(c *cli.Context) error {
 		server, args, err := vllm.FromArgs(c.Args().Slice(), os.Getenv)
 		if err != nil {
@@ -82,7 +82,7 @@ func simAction(finish <-chan struct{}, do func(*cli.Context, *vllm.Server, []str
 		}
 		server.Reexec = []string{os.Args[0], "sim"}
 		server.Out, server.Err = c.App.Writer, c.App.ErrWriter
-		return do(c, server, args)
+		return simulate(c, server, args)
 	})
 }
 
@@ -96,7 +96,7 @@ func simServe(c *cli.Context, server *vllm.Server, args []string) error {
 
 // simEnd turns an error of the server into the command's error. The server has already printed vLLM's message.
 func simEnd(ctx context.Context, err error) error {
-	if is[*vllm.FaultError](err) {
+	if contains[*vllm.FaultError](err) {
 		return usageError{err}
 	}
 	if err == nil || ctx.Err() != nil {

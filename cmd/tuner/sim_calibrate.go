@@ -82,7 +82,7 @@ func simCalibrate(c *cli.Context) error {
 	result, err := calibrate.Fit(c.Context, in)
 	shown.End()
 	if err != nil {
-		if is[*calibrate.InputError](err) {
+		if contains[*calibrate.InputError](err) {
 			return usageError{err}
 		}
 		return err

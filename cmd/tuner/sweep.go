@@ -6,20 +6,14 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
-	"slices"
-	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"vllmtuner/bench/workload"
-	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/sweep"
 	"vllmtuner/tuner/plan"
-	"vllmtuner/tuner/space"
-	"vllmtuner/tuner/studyfile"
 )
 
 func sweepCommand(finish <-chan struct{}) *cli.Command {
@@ -41,8 +35,8 @@ Examples:
   tuner sweep sweep.yaml --config phase0,phase1-moderate --out results
 
 Exit codes: 0 done; 1 no config could be measured, or something went wrong;
-2 the file or the command line is wrong; 4 no config kept the SLO at any
-rate; 130 interrupted. See docs/sweep.md.`,
+2 the file or the command line is wrong; 3 another sweep of this file runs;
+4 no config kept the SLO at any rate; 130 interrupted. See docs/sweep.md.`,
 		Flags: []cli.Flag{
 			rootFlag(),
 			&cli.StringSliceFlag{Name: "config", Usage: "measure only the config `NAME`; may be repeated; the first one is the baseline"},
@@ -77,10 +71,11 @@ func sweepAction(c *cli.Context, finish <-chan struct{}) error {
 	if err != nil {
 		return err
 	}
-	r, err := newSweepRun(file, c.StringSlice("config"))
+	p, s, err := plan.OpenSweep(file, c.StringSlice("config"))
 	if err != nil {
 		return err
 	}
+	r := &sweepRun{Plan: p, sweep: s}
 	if c.Bool("dry-run") {
 		return r.sweep.WritePlan(c.App.Writer)
 	}
@@ -121,87 +116,6 @@ type sweepRun struct {
 	*plan.Plan
 	sweep  *sweep.Sweep
 	stderr io.Writer
-}
-
-// newSweepRun reads the sweep of a file. only names the configs to measure; an empty list means all configs.
-func newSweepRun(file *studyfile.File, only []string) (*sweepRun, error) {
-	if file.Sweep == nil {
-		return nil, usage("%s has no sweep; add sweep: {configs: {default: {}}, rates: [0.5, 1, 2]}, or search with `tuner run`", file.Path)
-	}
-	configs, err := chooseConfigs(file, only)
-	if err != nil {
-		return nil, err
-	}
-	p, err := plan.OpenSweep(file)
-	if err != nil {
-		return nil, err
-	}
-	r := &sweepRun{Plan: p}
-	r.sweep = &sweep.Sweep{
-		Name: file.Name, Model: file.Model, Simulated: file.Server.Simulate, Command: file.Server.Command, Args: file.Server.Args,
-		Workload: r.Load.Source.Name(), Seed: r.Load.Seed, SLO: file.SLO, Cache: file.Sweep.Cache, Plan: sweepPlan(file), StartUp: defaultStartUp(file),
-		Marks: r.Marks(), Configs: configs,
-	}
-	return r, r.check()
-}
-
-// sweepPlan returns the warm-up and the loads that each server of the file's sweep gets.
-func sweepPlan(file *studyfile.File) trial.Sweep {
-	f := file.Sweep
-	s := trial.Sweep{Requests: f.Requests, WarmUp: f.WarmUp.Requests, WarmUpRate: f.WarmUp.Rate, WarmUpCooldown: f.WarmUp.Cooldown, Cooldown: f.Cooldown}
-	for _, rate := range f.Rates {
-		s.Levels = append(s.Levels, trial.Level{Rate: rate})
-	}
-	for _, streams := range f.Concurrencies {
-		s.Levels = append(s.Levels, trial.Level{Streams: streams})
-	}
-	if file.Server.Simulate != "" { // in virtual time an idle server need not wait
-		s.Pause = func(ctx context.Context, _ time.Duration) error { return context.Cause(ctx) }
-	}
-	return s
-}
-
-// chooseConfigs returns the configs named in only, or all configs if only is empty.
-func chooseConfigs(file *studyfile.File, only []string) (configs []*sweep.Config, err error) {
-	var names []string
-	for i, c := range file.Sweep.Configs {
-		names = append(names, c.Name)
-		if len(only) == 0 || slices.Contains(only, c.Name) {
-			configs = append(configs, &sweep.Config{
-				Name: c.Name, Description: c.Description, Flags: space.FlagValues(c.Args), Args: file.ConfigArgs(c), Number: i,
-			})
-		}
-	}
-	for _, name := range only {
-		if name == "" {
-			return nil, usage("--config is empty; known are %s", strings.Join(names, ", "))
-		}
-		if !slices.Contains(names, name) {
-			return nil, usage("--config %s: %s has no such config; %s", name, file.Path, space.DidYouMean(name, names))
-		}
-	}
-	return configs, nil
-}
-
-// check refuses a workload that is too short, or too long for a config, before GPU time is spent.
-func (r *sweepRun) check() error {
-	if err := workload.Enough(r.Load.Source, r.sweep.Plan.Requests); err != nil {
-		return usage("%s: workload: %w", r.File.Path, err)
-	}
-	for _, c := range r.sweep.Configs {
-		if limit := studyfile.MaxModelLen(c.Args); limit > 0 && r.Load.Source.Longest() > limit {
-			return usage("%s: config %s: max-model-len %d is less than the workload's longest request of %d tokens; raise it", r.File.Path, c.Name, limit, r.Load.Source.Longest())
-		}
-	}
-	return nil
-}
-
-// defaultStartUp estimates the start-up time of a server. The estimate is used until a server has started.
-func defaultStartUp(file *studyfile.File) time.Duration {
-	if profile, err := sim.LoadProfile(file.Server.Simulate); err == nil {
-		return profile.StartUp.Total()
-	}
-	return plan.TypicalStart
 }
 
 // sweepFolder is the suffix of the directory with the servers' logs. No study can have such a name, because of the

@@ -21,7 +21,7 @@ type screen struct {
 	rows    [][]string // each row has a character for each column; "" is the second half of a wide character
 	row     int
 	col     int
-	wrapped []string // lines that were longer than width
+	wrapped []string // lines that were longer than the screen's width
 	pages   int      // how often the alternate screen was entered, minus how often it was left
 }
 

@@ -70,7 +70,7 @@ func removePlainTuner() {
 }
 
 // plainTuner makes the children of a test run without the race detector. With the race detector, a simulated study
-// takes five times the CPU time. reason says which other test would find a race in the same code.
+// takes five times the CPU time. The given reason says which other test would find a race in the same code.
 func plainTuner(t testing.TB, reason string) {
 	t.Helper()
 	if reason == "" {
@@ -167,7 +167,8 @@ func command(t testing.TB, args ...string) string {
 	return string(out)
 }
 
-// runPlainTuner makes the rest of a script use the plain tuner.
+// runPlainTuner makes the rest of a script use the plain tuner. A script does so if others run the same goroutines with
+// the race detector.
 func runPlainTuner(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: plain")

@@ -22,7 +22,7 @@ import (
 	"vllmtuner/bench/workload"
 )
 
-// Both tools measure the winner with a load of at least this length and this number of requests.
+// tuner bench and vllm bench serve measure the winner with a load of at least this length and this number of requests.
 const (
 	compareSeconds     = 10
 	compareMinRequests = 300
@@ -58,7 +58,7 @@ func (r benchRound) foreign() float64 { return max(r.ours.foreign, r.theirs.fore
 
 // compareWinner starts the winner by hand and sends it the same load from vllm bench serve and from tuner bench. The
 // arrivals are Poisson at the highest rate that passed. The lengths have the same distribution, and answers are greedy
-// and of pinned length. Each round draws new prompts, so that none is in the prefix cache. The tools take turns in
+// and have fixed lengths. Each round draws new prompts, so that none is in the prefix cache. The tools take turns in
 // going first.
 func (s *tinyRun) compareWinner(ctx context.Context, t *testing.T) {
 	var best tinyBest

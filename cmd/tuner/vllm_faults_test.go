@@ -39,7 +39,7 @@ var realFaults = []fault{
 		config: func(c *serverctl.Config) { c.Model = "/no/such/model" }},
 	{name: "the engine is killed while it loads", class: serverctl.Infrastructure, cause: serverctl.Killed, within: 15 * time.Second,
 		config: func(c *serverctl.Config) {
-			seen, log := sync.Once{}, c.Log.(*written)
+			seen, log := sync.Once{}, c.Log.(*outputBuffer)
 			c.Log = writerFunc(func(b []byte) (int, error) {
 				n, err := log.Write(b)
 				if text := log.String(); strings.Contains(text, "Starting to load model") {

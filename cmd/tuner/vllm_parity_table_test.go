@@ -27,7 +27,7 @@ const (
 
 const (
 	fewStreams = 8    // up to 8 streams, every field must lie within the spread of the repeats
-	manyApart  = 0.05 // above 8 streams, throughput and medians may differ by this share, or by the spread
+	manyApart  = 0.05 // above 8 streams, throughput and medians may differ by this fraction, or by the spread
 )
 
 // These limits are for a field whose difference exceeds the spread of the repeats. vLLM's client stamps a token when
@@ -35,19 +35,21 @@ const (
 // shows that vLLM's stamps are late and the kernel's are not (docs/evidence/bench-accuracy.md). On the simulated server
 // the repeats agree to a thousandth, so there only the late stamps exceed the spread.
 const (
-	// lateFirst, in ms: a latency that includes the first token may be lower by this much in tuner bench.
+	// lateFirst, in ms: a latency that includes the first token may be lower by this much in tuner bench than in vLLM's
+	// client.
 	lateFirst = 5.0
 
 	// lateChunk, in ms per stream, is how far the gaps between tokens may differ. vLLM parses the chunks of one step
 	// one after the other, each in 50 µs or more.
 	lateChunk = 0.1
 
-	// lateTPOT is the share by which TPOT may differ in either direction. docs/evidence/bench-accuracy.md uses the same
-	// limit.
+	// lateTPOT is the fraction by which TPOT may differ in either direction. docs/evidence/bench-accuracy.md uses the
+	// same limit.
 	lateTPOT = 0.01
 
-	// lateNext, in ms, is how much later tuner bench's first token may be in a closed loop. tuner bench sends the next
-	// request sooner, and that request then waits longer for the engine's next step.
+	// lateNext, in ms, is for a closed loop. There a latency that includes the first token may be higher by this much
+	// in tuner bench than in vLLM's client. tuner bench sends the next request sooner than vLLM's client does. So this
+	// request waits longer for the engine's next step.
 	lateNext = 1.0
 )
 
@@ -152,7 +154,7 @@ func (c comparedCase) judge(f comparedField) string {
 }
 
 // isTemplate reports whether the tokens of the chat template explain the difference in a field. Each request has the
-// same number of them.
+// same number of these tokens.
 func (c comparedCase) isTemplate(f comparedField) bool {
 	if c.endpoint != workload.Chat || c.version != "0.14.1" {
 		return false
@@ -180,7 +182,7 @@ func (c comparedCase) allowed(f comparedField) (lowest, highest float64) {
 	switch metric := f.metric(); {
 	case metric == "itl":
 		return -lateChunk * float64(c.streams), lateChunk * float64(c.streams)
-	case metric == "tpot" && isStd: // vLLM's values are each too small by 0 to intoTPOT
+	case metric == "tpot" && isStd: // each of vLLM's values is too small by up to intoTPOT
 		return -intoTPOT / 2, intoTPOT / 2
 	case metric == "tpot":
 		return -lateTPOT * theirs, max(lateTPOT*theirs, intoTPOT)
@@ -258,6 +260,8 @@ func TestParityVerdict(t *testing.T) {
 }
 
 const parityTitle = `# tuner bench beside vllm bench serve
+
+Look up here which figures of tuner bench you may compare with the figures of vllm bench serve, and by how much and why the others differ.
 
 Written by ` + "`make bench-parity VER=…`" + `, one part for each version. Both tools, in turns, send the same prompts at the same times to one
 server without prefix cache, on one machine. The answers have the same pinned lengths. Each row is a field that both tools write: the

@@ -65,8 +65,8 @@ func (c parityCase) String() string {
 	return fmt.Sprintf("%s, %s, %d requests in %d streams", c.server, c.endpoint, c.requests, c.streams)
 }
 
-// TestBenchParity sends the same prompts at the same times with tuner bench and with vllm bench serve, in turns, to
-// real vLLM and to the simulated server. It compares every field that both tools write.
+// TestBenchParity sends the same prompts at the same times with tuner bench and with vllm bench serve, in turns. Both
+// tools send them to real vLLM and to the simulated server. The test compares every field that both tools write.
 func TestBenchParity(t *testing.T) {
 	file := os.Getenv(parityVariable)
 	if file == "" {
@@ -107,9 +107,9 @@ type parity struct {
 	cases   []comparedCase
 }
 
-// Each of the parityWords is one token, with and without a leading space, for the rig's model and for the simulated
-// server. So vLLM 0.14.1, which counts a prompt's tokens with the model's tokenizer, gets the same number as the
-// server.
+// parityWords are words that are one token each, with and without a leading space, for the rig's model and for the
+// simulated server. So vLLM 0.14.1, which counts a prompt's tokens with the model's tokenizer, gets the same number as
+// the server.
 var parityWords = strings.Fields("self the name data file path line code key list type time open read text call from with not and for")
 
 // shortAnswer is the length in tokens of two thirds of the answers.
@@ -190,7 +190,7 @@ const parityRules = string(bench.Rules0141)
 // parityGoodput is an E2E limit. In eight simulated streams, short answers keep the limit and long answers break it.
 const parityGoodput = "e2el:300"
 
-// ours sends the case with tuner bench.
+// ours sends the load of a case with tuner bench.
 func (p *parity) ours(t *testing.T, url string, c parityCase) parityResult {
 	t.Helper()
 	args := []string{"bench", "--url", url, "--endpoint", c.endpoint, "--workload", "jsonl", "--path", p.prompts(),
@@ -217,7 +217,7 @@ func (p *parity) arrivals(t *testing.T, c parityCase) []workload.Arrival {
 	return arrivals
 }
 
-// theirs sends the case with vllm bench serve.
+// theirs sends the load of a case with vllm bench serve.
 func (p *parity) theirs(t *testing.T, url string, c parityCase, repeat int) parityResult {
 	t.Helper()
 	load := &vllmserve.Load{

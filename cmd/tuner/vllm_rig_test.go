@@ -34,6 +34,7 @@ func openRig(t *testing.T, version string) *rig {
 	if stamps, _ := filepath.Glob(filepath.Join(r.dir, "ok-*")); len(stamps) == 0 {
 		t.Skipf("vLLM %s is not installed in %s; VER=%s serverctl/vllmlab/setup.sh installs it", version, r.dir, version)
 	}
+	r.lock(t)
 	if r.others = r.processes(t); len(r.others) > 0 {
 		t.Logf("%d other processes of vLLM %s run already, and will distort the figures", len(r.others), version)
 	}
@@ -43,6 +44,31 @@ func openRig(t *testing.T, version string) *rig {
 		}
 	})
 	return r
+}
+
+// lock waits until no other test uses this rig. Two tests at the same time could not tell which processes of the rig
+// are their own, and each test kills the processes that it takes for its own.
+func (r *rig) lock(t *testing.T) {
+	file, err := os.OpenFile(filepath.Join(r.dir, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	must(t, err)
+	t.Cleanup(func() { must(t, file.Close()) }) // gives the lock back, after every later clean-up
+	ctx, cancel := contextOf(t)
+	defer cancel()
+	for first := true; ; first = false {
+		err := syscall.Flock(int(file.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if !errors.Is(err, syscall.EWOULDBLOCK) {
+			must(t, err)
+			return
+		}
+		if first {
+			t.Logf("waiting until another test has done with vLLM %s (%s)", r.version, file.Name())
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("another test still holds %s", file.Name())
+		case <-time.After(time.Second):
+		}
+	}
 }
 
 // env returns the environment for programs other than the tuner. Each process gets one thread, as in the study file.

@@ -18,12 +18,13 @@ import (
 	"time"
 )
 
-// tinyStudy is a study that shows the effect of flags in minutes on two cores. With 128 tokens in, 64 tokens out and a
-// p99 TTFT of 150 ms, vLLM 0.14.1 on CPU carries about 16 req/s with 2 sequences, 30 with 4, and more than 100 with its
-// defaults. The rates end at 20, because vllm bench serve runs on the same two cores. At 30 req/s it once measured a
-// p99 TTFT of 40 ms where tuner bench measured 10 ms on the same server (medians of three rounds). %[1]s is the rig's
-// directory, %[2]s the line that allows speculation on dummy weights. Seed 18 draws a point with 2 sequences, a point
-// with speculation, and a point with a middling number of sequences.
+// tinyStudy is a study that shows the effect of flags in minutes on two cores. Prompts have 128 tokens, answers have 64
+// tokens, and the limit is a p99 TTFT of 150 ms. Under this load, vLLM 0.14.1 on CPU carries about 16 req/s with 2
+// sequences, 30 with 4, and more than 100 with its defaults. The rates end at 20, because vllm bench serve runs on the
+// same two cores. At 30 req/s vllm bench serve once measured a p99 TTFT of 40 ms. tuner bench measured 10 ms there on
+// the same server (medians of three rounds). %[1]s is the rig's directory, %[2]s the line that allows speculation on
+// dummy weights. Seed 18 draws a point with 2 sequences, a point with speculation, and a point with a middling number
+// of sequences.
 const tinyStudy = `version: 1
 name: tiny
 model: %[1]s/tiny-qwen2
@@ -56,8 +57,8 @@ sampler: {name: random, seed: 18}
 
 const allowed = "allow_meaningless_speculation: true"
 
-// minSpread is the ratio of the best to the worst capacity that shows that flags have an effect. The rates end at 20
-// req/s: the best point passes there, and a point with 2 sequences does not (about 16). If flags had no effect, all
+// minSpread is the least ratio of the best to the worst capacity that shows that flags have an effect. The rates end at
+// 20 req/s: the best point passes there, and a point with 2 sequences does not (about 16). If flags had no effect, all
 // points would pass at 20 req/s.
 const minSpread = 1.15
 
@@ -207,7 +208,7 @@ func (s *tinyRun) runAndKill(ctx context.Context, t *testing.T) tinyTrial {
 			continue // one server has ended and the next one has not started
 		}
 		run.kill()
-		t.Logf("killed the tuner in trial %d after %d probes", last.Number, len(last.Probes))
+		t.Logf("killed the tuner in trial %d after %d probes:\n%s", last.Number, len(last.Probes), run.output())
 		return last
 	}
 	t.Fatalf("the run or the test's time ended before a trial had a probe:\n%s", run.output())

@@ -14,6 +14,7 @@ import (
 	"vllmtuner/trial/live"
 	"vllmtuner/trial/simload"
 	"vllmtuner/tuner"
+	"vllmtuner/tuner/forecast"
 	"vllmtuner/tuner/plan"
 	"vllmtuner/tuner/studyfile"
 )
@@ -32,7 +33,7 @@ func starter(p *plan.Plan, dir string) (trial.Start, error) {
 	rig := liveRig(p, dir)
 	return func(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 		server, load, err := rig.Start(ctx, launch)
-		if is[*bench.PreflightError](err) {
+		if contains[*bench.PreflightError](err) {
 			err = usage("%s: workload: %w", p.File.Path, err)
 		}
 		return server, load, err
@@ -40,12 +41,12 @@ func starter(p *plan.Plan, dir string) (trial.Start, error) {
 }
 
 func liveRig(p *plan.Plan, dir string) *live.Rig {
-	const keyVariable = "VLLM_API_KEY" // vLLM reads its key from there
+	const keyVariable = "VLLM_API_KEY" // vLLM reads its key from this variable
 	s := p.File.Server
 	rig := &live.Rig{
 		Dir: dir, Source: p.Load.Source,
 		Server: serverctl.Config{
-			Command: s.Command, Model: p.Server.Model, Env: p.Server.Env, Port: s.Port,
+			Command: s.Command, Model: p.Server.Model, Env: p.Server.Env, Unset: p.Search.Variables(), Port: s.Port,
 			APIKey: cmp.Or(p.Server.Env[keyVariable], os.Getenv(keyVariable)), Secrets: p.File.Secrets(os.LookupEnv),
 			StartTimeout: s.StartTimeout, StopTimeout: s.StopTimeout, HangTimeout: s.HangTimeout,
 			GPU: plan.GPUSource(s), GPUMemoryTimeout: s.GPUMemoryTimeout,
@@ -67,10 +68,23 @@ func studyOf(p *plan.Plan, store *studies.Store, o runOptions, observe func(tune
 	if runner.Start, err = starter(p, store.Dir()); err != nil {
 		return nil, err
 	}
+	predict, err := predictor(p)
+	if err != nil {
+		return nil, err
+	}
 	return &tuner.Study{
 		Store: store, Runner: runner, Space: p.Search.Space, Sampler: p.Search.Sampler, Current: p.Search.Current, FixedArgs: p.File.Server.Args,
-		Presets: p.File.Sampler.Learns() && p.File.Sampler.Presets, Confirm: p.File.Budget.Confirm,
+		Presets: p.File.Sampler.Learns() && p.File.Sampler.Presets, Confirm: p.File.Budget.Confirm, MaxRounds: studyfile.MaxRounds,
 		Budget:      tuner.Budget{Trials: p.File.Budget.Trials, GPUTime: p.File.Budget.GPUTime, MinGain: p.File.Budget.MinGain},
-		AcceptDrift: o.acceptDrift, Finish: o.finish, Observe: observe,
+		AcceptDrift: o.acceptDrift, Finish: o.finish, Observe: observe, Predict: predict,
 	}, nil
+}
+
+// predictor returns the function that predicts the plan's points with the simulator; nil if nothing is predicted.
+func predictor(p *plan.Plan) (func(context.Context, studies.Study) ([]studies.Trial, string, error), error) {
+	f, err := forecast.New(p)
+	if f == nil || err != nil {
+		return nil, err
+	}
+	return f.Priors, nil
 }

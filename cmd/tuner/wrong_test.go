@@ -60,8 +60,8 @@ func newWrongs(t *testing.T) *wrongs {
 	return w
 }
 
-// check runs a command line. If the command fails, its message must be helpful: at most three lines, no goWords, and
-// one of the names.
+// check runs a command line. If the command fails, its message must be helpful: it has at most three lines, no word of
+// goWords, and one of the given names.
 func (w *wrongs) check(t *testing.T, args []string, codes []int, names ...string) {
 	t.Helper()
 	var stdout, stderr string
@@ -138,8 +138,8 @@ func TestEachFlagRefusesSomeOfWhatItCannotTake(t *testing.T) {
 	})
 }
 
-// flagsRefuse gives each flag of each command wrong values, and misspells the flag. pick chooses from each list of
-// wrongValues and from the misspellings.
+// flagsRefuse gives each flag of each command wrong values, and misspells the flag. It uses what pick chooses from each
+// list of wrongValues and from the misspellings.
 func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string) {
 	t.Helper()
 	w := newWrongs(t)
@@ -233,12 +233,12 @@ func TestEachFileMayBeSomethingElse(t *testing.T) {
 		for _, what := range slices.Sorted(maps.Keys(w.noFiles)) {
 			path := w.noFiles[what]
 			if name == "list" && what == "a directory" || name == "run's root" && (what == "a directory" || what == "nothing") {
-				continue // list accepts an empty root, and run makes its root
+				continue // the command list accepts an empty root directory, and the command run makes its root directory
 			}
 			w.check(t, readers[name](path), []int{exitFailed, exitUsage}, path, filepath.Base(path), filepath.Dir(path))
 		}
 		for _, path := range w.badFiles {
-			if name != "key" { // any text may be an API key
+			if name != "key" { // the file of an API key may contain any text
 				w.check(t, readers[name](path), []int{exitFailed, exitUsage}, path)
 			}
 		}

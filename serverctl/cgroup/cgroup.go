@@ -35,8 +35,8 @@ type membership struct {
 
 // Groups returns the cgroups of this process and every visible group above them, in all hierarchies. A group comes
 // before its parent. In a container only part of a hierarchy is mounted. If our path is outside that part, the root of
-// the mount is the nearest visible group. root holds proc and sys; nil means "/". On a kernel without cgroups the
-// result is empty.
+// the mount is the nearest visible group. Groups reads the directories proc and sys below root; nil means "/". On a
+// kernel without cgroups the result is empty.
 func Groups(root fs.FS) ([]Group, error) {
 	if root == nil {
 		root = os.DirFS("/")
@@ -55,7 +55,7 @@ func Groups(root fs.FS) ([]Group, error) {
 			if !m.mountedBy(mount) {
 				continue
 			}
-			for dir := path.Join(mount.Mountpoint, below(m.path, mount.Root)); ; dir = path.Dir(dir) {
+			for dir := path.Join(mount.Mountpoint, pathBelow(m.path, mount.Root)); ; dir = path.Dir(dir) {
 				groups = append(groups, Group{dir, root, m.v2, m.controllers})
 				if dir == mount.Mountpoint || dir == "/" {
 					break
@@ -69,7 +69,8 @@ func Groups(root fs.FS) ([]Group, error) {
 	return groups, nil
 }
 
-// OwnV2 returns the directory of this process's cgroup of version 2. Unlike Groups it never returns a group above it.
+// OwnV2 returns the directory of this process's cgroup of version 2. Unlike Groups, OwnV2 never returns a group above
+// that cgroup.
 func OwnV2(root fs.FS) (dir string, err error) {
 	if root == nil {
 		root = os.DirFS("/")
@@ -140,8 +141,8 @@ func (m membership) mountedBy(mount *mountinfo.Info) bool {
 	})
 }
 
-// below returns the part of a cgroup's path that lies below the root of a mount.
-func below(name, root string) string {
+// pathBelow returns the part of a cgroup's path that lies below the root of a mount.
+func pathBelow(name, root string) string {
 	name, root = path.Clean("/"+name), path.Clean("/"+root)
 	rest, ok := strings.CutPrefix(name, strings.TrimSuffix(root, "/"))
 	if !ok || rest != "" && rest[0] != '/' {
@@ -159,7 +160,8 @@ func (g Group) read(name string) (text, file string, err error) {
 	return string(b), file, err
 }
 
-// CPULimit returns how many CPUs the group may use on average, and the file that limits it. 0 means no limit.
+// CPULimit returns how many CPUs the group may use on average, and the file that limits it. 0 CPUs mean that there is
+// no limit.
 func (g Group) CPULimit() (cpus float64, file string, err error) {
 	if !g.has("cpu") {
 		return 0, "", nil
@@ -169,7 +171,7 @@ func (g Group) CPULimit() (cpus float64, file string, err error) {
 		text, file, err = g.read("cpu.max") // such as "400000 100000" or "max 100000"
 	} else {
 		period, _, err1 := g.read("cpu.cfs_period_us")
-		text, file, err = g.read("cpu.cfs_quota_us") // -1 means none
+		text, file, err = g.read("cpu.cfs_quota_us") // -1 means no limit
 		text, err = text+" "+period, errors.Join(err, err1)
 	}
 	if errors.Is(err, fs.ErrNotExist) { // the root group and groups without this controller do not have the file
@@ -193,8 +195,8 @@ func (g Group) CPULimit() (cpus float64, file string, err error) {
 }
 
 // MemoryLimit returns the group's limit and use of memory in bytes, and the file that sets the limit. An empty file
-// means no limit. Inactive file pages do not count as used: the kernel drops them before it refuses memory. The kubelet
-// counts in the same way.
+// name means no limit. Inactive file pages do not count as used: the kernel drops them before it refuses memory. The
+// kubelet also leaves them out.
 func (g Group) MemoryLimit() (limit, used int64, file string, err error) {
 	if !g.has("memory") {
 		return 0, 0, "", nil
@@ -226,7 +228,8 @@ func (g Group) MemoryLimit() (limit, used int64, file string, err error) {
 }
 
 // OOMKills returns how many of the group's processes the kernel killed for lack of memory, and the file that counts
-// them. Version 2 includes the groups below, version 1 does not. An empty file means that no file counts them.
+// them. A counter of version 2 includes the groups below; a counter of version 1 does not. An empty file name means
+// that no file counts them.
 func (g Group) OOMKills() (n int64, file string, err error) {
 	if !g.has("memory") {
 		return 0, "", nil
@@ -242,8 +245,8 @@ func (g Group) OOMKills() (n int64, file string, err error) {
 	return n, file, err
 }
 
-// Throttled returns for how long CPU limits have stopped this process so far. This is the longest time of its cgroup
-// and the groups above it. It is 0 if no cgroup counts this time.
+// Throttled returns for how long CPU limits have stopped this process so far. The result is the longest time that the
+// process's cgroup or a group above it has counted. It is 0 if no cgroup counts this time.
 func Throttled(root fs.FS) (longest time.Duration) {
 	groups, err := Groups(root)
 	if err != nil {
@@ -264,8 +267,8 @@ func Throttled(root fs.FS) (longest time.Duration) {
 	return longest
 }
 
-// counter returns the number after key in one of the group's files, such as 3 in the line "oom_kill 3". If no line
-// begins with key, the returned file is empty.
+// counter returns the number that follows a key in one of the group's files. In the line "oom_kill 3", the key is
+// oom_kill and the number is 3. If no line begins with the key, the returned file name is empty.
 func (g Group) counter(name, key string) (n int64, file string, err error) {
 	text, file, err := g.read(name)
 	if err != nil {

@@ -46,8 +46,8 @@ func TestBelow(t *testing.T) {
 		{"our group is outside of a namespace", "/../../other", "/", "/other"},
 		{"the root", "/", "/", "/"},
 	} {
-		if got := below(row.path, row.root); got != row.want {
-			t.Errorf("%s: below(%q, %q) = %q, want %q", row.name, row.path, row.root, got, row.want)
+		if got := pathBelow(row.path, row.root); got != row.want {
+			t.Errorf("%s: pathBelow(%q, %q) = %q, want %q", row.name, row.path, row.root, got, row.want)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 
+	"vllmtuner/render"
 	"vllmtuner/serverctl/gpu"
 	"vllmtuner/serverctl/host"
 	"vllmtuner/serverctl/proc"
@@ -24,7 +25,7 @@ type Report struct {
 	Need     host.Need      `json:"need"`
 	GPUs     GPUs           `json:"gpus"`
 	Machine  host.Machine   `json:"machine"`
-	Means    []string       `json:"means"`           // means that end a server if the tuner dies
+	Means    []string       `json:"means"`           // ways in which a server is ended if the tuner dies
 	Store    *Store         `json:"store,omitempty"` // nil when no disk was examined
 }
 
@@ -42,7 +43,7 @@ type Store struct {
 	Root   string      `json:"root"`
 	Mount  fence.Mount `json:"mount"`
 	Commit float64     `json:"commit_ms"` // time until a small write is on the disk
-	Text   string      `json:"text"`      // the same in words
+	Text   string      `json:"text"`      // what the other fields say, in words
 }
 
 // An Examination says what to examine.
@@ -54,7 +55,7 @@ type Examination struct {
 	Lookup     func(name string) (string, bool) // looks up a variable of the server's environment; for example os.LookupEnv
 }
 
-// Examine asks the source for the GPUs, and compares them and the machine with the need.
+// Examine asks e.Source for the GPUs, and compares the GPUs and the machine with e.Need.
 func Examine(ctx context.Context, e Examination) *Report {
 	r := &Report{
 		Need: e.Need, Machine: e.Machine, Findings: []host.Finding{}, Means: []string{},
@@ -79,7 +80,7 @@ func (r *Report) Add(findings ...host.Finding) {
 	r.Ready = r.Count(host.Error) == 0
 }
 
-// Count returns how many findings have this severity.
+// Count returns how many findings have the given severity.
 func (r *Report) Count(severity host.Severity) int {
 	n := 0
 	for _, f := range r.Findings {
@@ -90,8 +91,8 @@ func (r *Report) Count(severity host.Severity) int {
 	return n
 }
 
-// AddMeans adds the means by which this machine lets the tuner find and end a server's processes. One of them is enough
-// for a well-behaved server.
+// AddMeans adds the ways in which this machine lets the tuner find and end a server's processes. One of these ways is
+// enough for a well-behaved server.
 func (r *Report) AddMeans() {
 	for _, means := range []struct {
 		name string
@@ -105,8 +106,8 @@ func (r *Report) AddMeans() {
 	}
 }
 
-// AddStore adds the disk for studies with its warnings. An error says why the disk cannot be used; store is then
-// ignored.
+// AddStore adds the disk for studies with its warnings. If the disk cannot be used, err says why, and AddStore adds
+// only this error.
 func (r *Report) AddStore(store Store, warnings []string, err error) {
 	if err != nil {
 		r.Add(host.Finding{Severity: host.Error, What: "studies", Have: err.Error()})
@@ -118,8 +119,8 @@ func (r *Report) AddStore(store Store, warnings []string, err error) {
 	}
 }
 
-// findGPUs asks the source for the GPUs. If the machine has none, that is an error only if the need names some. If the
-// source fails, that is an error unless the need is 0 GPUs.
+// findGPUs asks the source for the GPUs. A machine without GPUs is an error only if e.Need asks for GPUs. A source that
+// fails is an error too, but only a warning if e.Need asks for 0 GPUs.
 func (r *Report) findGPUs(ctx context.Context, e Examination) {
 	reading, err := e.Source.Query(ctx)
 	none, isNone := errors.AsType[*gpu.NoneError](err)
@@ -202,7 +203,7 @@ func checkGPU(g gpu.GPU) (all []host.Finding) {
 		find(host.Fact, "memory", "not reported: "+cmp.Or(g.Unsaid["memory.used"], "no figure"), "",
 			"the tuner cannot check that the memory of a stopped server is free again")
 	case InUse(g):
-		find(host.Warning, "memory", mebibytes(*g.UsedMiB)+" in use by other processes", "nearly all free: vLLM takes 90 % by default",
+		find(host.Warning, "memory", render.Mebibytes(*g.UsedMiB)+" in use by other processes", "nearly all free: vLLM takes 90 % by default",
 			"end the processes that use it, or choose another GPU with CUDA_VISIBLE_DEVICES")
 	}
 	if slow := g.Slowdowns(); len(slow) > 0 {

@@ -33,7 +33,7 @@ func h200(index int) gpu.GPU {
 	}
 }
 
-// gpuPod returns a pod with limits of 96 GiB of memory and of cpus CPUs.
+// gpuPod returns a pod with limits of 96 GiB of memory and the given number of CPUs.
 func gpuPod(cpus float64) host.Machine {
 	files, memory, processes := int64(1048575), int64(8<<20), int64(8255000)
 	return host.Machine{

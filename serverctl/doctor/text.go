@@ -26,11 +26,7 @@ func (r *Report) Text(width int) string {
 		r.Need.Cores, r.Need.OpenFiles, render.Bytes(r.Need.Shm))
 	for _, f := range r.Findings {
 		t.WriteByte('\n')
-		have := f.What + ": " + f.Have
-		if f.Need != "" {
-			have += "; wanted " + f.Need
-		}
-		t.item(string(f.Severity), "%s", have)
+		t.item(string(f.Severity), "%s", f.Text())
 		if f.Remedy != "" {
 			t.item("", "%s", f.Remedy)
 		}
@@ -44,7 +40,7 @@ func (r *Report) Text(width int) string {
 	return t.String()
 }
 
-// A text is the text of a report.
+// A text collects the lines of a report.
 type text struct{ render.Text }
 
 // item adds a name with its description. It also breaks long words, such as the path of a cgroup.
@@ -84,7 +80,7 @@ func (t *text) gpu(g gpu.GPU, processes []gpu.Process) {
 		name += ", MIG " + g.MIG
 	}
 	t.item(fmt.Sprintf("  %d", g.Index), "%s, %s", name, g.UUID)
-	t.item("", "%s of %s free, %s %% busy, %s °C", optional(g.FreeMiB, mebibytes), optional(g.TotalMiB, mebibytes),
+	t.item("", "%s of %s free, %s %% busy, %s °C", optional(g.FreeMiB, render.Mebibytes), optional(g.TotalMiB, render.Mebibytes),
 		optional(g.Utilization, whole), optional(g.TemperatureC, whole))
 	clocks := ""
 	if len(g.Throttle) > 0 {
@@ -100,7 +96,7 @@ func (t *text) gpu(g gpu.GPU, processes []gpu.Process) {
 		if p.PID > 0 {
 			user = fmt.Sprintf("process %d", p.PID)
 		}
-		t.item("", "in use by %s: %s", user, optional(p.UsedMiB, mebibytes))
+		t.item("", "in use by %s: %s", user, optional(p.UsedMiB, render.Mebibytes))
 	}
 }
 
@@ -147,5 +143,3 @@ func optional(v *float64, show func(float64) string) string {
 }
 
 func whole(v float64) string { return strconv.FormatFloat(v, 'f', 0, 64) }
-
-func mebibytes(mib float64) string { return render.Bytes(int64(mib * (1 << 20))) }

@@ -14,12 +14,12 @@ import (
 //	DCGM_FI_DEV_FB_USED{gpu="0",UUID="GPU-6d5c0ac5"} 55 1700000000000
 type Sample struct {
 	Name   string
-	Labels map[string]string // nil without braces
+	Labels map[string]string // nil if the line has no braces
 	Value  float64
 }
 
-// Parse parses a whole page. It ignores comments, and also the metric types in them: it returns each value as it
-// stands.
+// Parse parses a whole page. It ignores comments. The types of the metrics stand in comments, so Parse returns each
+// value as it stands, whatever its type.
 func Parse(text string) ([]Sample, error) {
 	var all []Sample
 	number := 0

@@ -13,8 +13,8 @@ import (
 const (
 	// maxOutput is how many bytes of an answer are read. Sixteen GPUs take 4 KiB.
 	maxOutput = 1 << 20
-	// pipeGrace is how long to wait for the output of a dead nvidia-smi, because a process that it left behind may hold
-	// the pipe open.
+	// pipeGrace is how long to wait for the output of a dead nvidia-smi. The wait must end, because a process that
+	// nvidia-smi left behind may hold the pipe open.
 	pipeGrace = 500 * time.Millisecond
 	// killGrace is how long a killed nvidia-smi may take to disappear. A process that waits inside a hanging driver
 	// never disappears.
@@ -71,15 +71,15 @@ func (c *child) end(kill func(pid int) error) bool {
 // sigkill is the kill function outside tests.
 func sigkill(pid int) error { return syscall.Kill(pid, syscall.SIGKILL) }
 
-// A bounded is a buffer that keeps the first maxOutput bytes written to it.
-type bounded struct {
+// A boundedBuffer keeps the first maxOutput bytes that are written to it.
+type boundedBuffer struct {
 	buf  bytes.Buffer
-	full bool // more was written
+	full bool // more than maxOutput bytes were written
 }
 
 // Write fails when the buffer is full. That closes the pipe of the child, which then dies of SIGPIPE.
-func (b *bounded) Write(p []byte) (int, error) {
-	n, _ := b.buf.Write(p[:min(len(p), maxOutput-b.buf.Len())]) // never fails
+func (b *boundedBuffer) Write(p []byte) (int, error) {
+	n, _ := b.buf.Write(p[:min(len(p), maxOutput-b.buf.Len())]) // this Write never fails
 	if n < len(p) {
 		b.full = true
 		return n, errors.New("the buffer is full")

@@ -12,7 +12,7 @@ import (
 	"unicode/utf8"
 )
 
-// A column is a field that nvidia-smi can report. It has the field's current name, and then older names.
+// A column is a field that nvidia-smi can report. The field's current name comes first, and older names follow.
 type column []string
 
 // throttleColumn has two names: drivers before 535 know only the second.
@@ -34,7 +34,7 @@ var processColumns = []column{{"pid"}, {"used_memory", "used_gpu_memory"}, {"gpu
 // A row is one line of a table. It maps the names of the columns to their texts.
 type row map[string]string
 
-// word returns a text, or "" in place of a missing value.
+// word returns the text in a column, or "" if the value is missing.
 func (r row) word(name string) string {
 	if unsaid(r[name]) {
 		return ""
@@ -61,7 +61,7 @@ func newGPU(r row) (g GPU, err error) {
 			return g, fmt.Errorf("%s: %w", f.smi, err)
 		}
 		if v == nil {
-			g.leave(f.smi, text)
+			g.setUnsaid(f.smi, text)
 		}
 		*f.of(&g) = v
 	}
@@ -77,7 +77,7 @@ func (g *GPU) setThrottle(r row) error {
 		mask, err := strconv.ParseUint(text, 0, 64)
 		switch {
 		case unsaid(text):
-			g.leave(name, text)
+			g.setUnsaid(name, text)
 		case err != nil:
 			return fmt.Errorf("%s: %q is not a mask of reasons", name, clip(text))
 		default:
@@ -87,8 +87,8 @@ func (g *GPU) setThrottle(r row) error {
 	return nil
 }
 
-// leave stores the source's own words for a field without a value.
-func (g *GPU) leave(name, text string) {
+// setUnsaid stores the source's own words for a field without a value.
+func (g *GPU) setUnsaid(name, text string) {
 	if g.Unsaid == nil {
 		g.Unsaid = make(map[string]string)
 	}
@@ -109,8 +109,8 @@ func newProcess(r row) (p Process, err error) {
 	return p, nil
 }
 
-// unsaid reports whether a text stands for a missing value: [N/A], [Not Supported], [Insufficient Permissions],
-// [Unknown Error], [GPU requires reset] and other words in brackets, or what some drivers write without brackets.
+// unsaid reports whether a text stands for a missing value. Such texts are words in brackets: [N/A], [Not Supported],
+// [Insufficient Permissions], [Unknown Error], [GPU requires reset] and others. Some drivers leave out the brackets.
 func unsaid(text string) bool {
 	if strings.HasPrefix(text, "[") && strings.HasSuffix(text, "]") {
 		return true
@@ -146,7 +146,7 @@ func parseIndex(text string) (int, error) {
 func parseLine[T any](line string, names []string, read func(row) (T, error)) (v T, err error) {
 	texts := strings.SplitN(line, ",", len(names))
 	if len(texts) < len(names) {
-		return v, fmt.Errorf("%d of %d values in %q", len(texts), len(names), clip(line))
+		return v, fmt.Errorf("the line %q has %d values, want %d", clip(line), len(texts), len(names))
 	}
 	r := row{}
 	for i, name := range names {

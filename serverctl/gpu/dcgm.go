@@ -90,14 +90,15 @@ var dcgmFigures = func() map[string]func(*GPU) **float64 {
 }()
 
 const (
-	// dcgmReserved is the memory that the driver keeps. Reserved, used and free make up the total.
+	// dcgmReserved names the metric of the memory that the driver keeps. Reserved, used and free memory make up the
+	// total.
 	dcgmReserved = "DCGM_FI_DEV_FB_RESERVED"
 	// dcgmThrottle names the mask of throttle reasons up to DCGM 3.2, and dcgmEvents names it in later versions.
 	dcgmThrottle, dcgmEvents = "DCGM_FI_DEV_CLOCK_THROTTLE_REASONS", "DCGM_FI_DEV_CLOCKS_EVENT_REASONS"
 )
 
-// dcgmBlank is the lowest value that stands for "no value" (DCGM_INT32_BLANK in dcgm_structs.h). Such values of 64 bits
-// and of floating point are higher. The exporter omits most of them.
+// dcgmBlank is the lowest value that stands for "no value" (DCGM_INT32_BLANK in dcgm_structs.h). The values that mean
+// "no value" in 64-bit and floating-point fields are higher. The exporter omits most of them.
 const dcgmBlank = 0x7ffffff0
 
 // parseDCGM parses the exporter's text. For a device that MIG has divided, it returns each instance as a GPU.

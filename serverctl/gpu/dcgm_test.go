@@ -80,7 +80,7 @@ func TestDCGMQuery(t *testing.T) {
 	defer close(stop)
 
 	for _, address := range []string{server.URL, server.URL + "/", server.URL + "/metrics"} {
-		got, err := (&DCGM{URL: address, Timeout: patient}).Query(t.Context())
+		got, err := (&DCGM{URL: address, Timeout: testLimit}).Query(t.Context())
 		if err != nil || len(got.GPUs) != 2 {
 			t.Errorf("Query of %s = %v, %v, want two GPUs", address, got, err)
 		}
@@ -89,13 +89,13 @@ func TestDCGMQuery(t *testing.T) {
 		name, url, want string
 		timeout         time.Duration
 	}{
-		{"another page", server.URL + "/none", "has no GPU", patient},
-		{"garbage", server.URL + "/garbage", "line 1 of its answer", patient},
-		{"a page that is not there", server.URL + "/nowhere", "answers 404 Not Found", patient},
+		{"another page", server.URL + "/none", "has no GPU", testLimit},
+		{"garbage", server.URL + "/garbage", "line 1 of its answer", testLimit},
+		{"a page that is not there", server.URL + "/nowhere", "answers 404 Not Found", testLimit},
 		{"an exporter that hangs", server.URL + "/hang", "no answer within 200 ms", 200 * time.Millisecond},
-		{"a page without an end", server.URL + "/huge", "more than 8 MiB", patient},
-		{"nobody there", "http://127.0.0.1:1", "refused", patient},
-		{"no URL", "http://[", "its URL is not valid", patient},
+		{"a page without an end", server.URL + "/huge", "more than 8 MiB", testLimit},
+		{"nobody there", "http://127.0.0.1:1", "refused", testLimit},
+		{"no URL", "http://[", "its URL is not valid", testLimit},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			got, err := (&DCGM{URL: row.url, Timeout: row.timeout}).Query(t.Context())
@@ -114,7 +114,7 @@ func TestDCGMKeepsAPasswordToItself(t *testing.T) {
 	for _, address := range []string{
 		strings.Replace(server.URL, "://", "://me:sesame@", 1), "http://me:sesame@127.0.0.1:1", "http://me:sesame@[", "http://me:sesame@%zz",
 	} {
-		if _, err := (&DCGM{URL: address, Timeout: patient}).Query(t.Context()); err == nil || strings.Contains(err.Error(), "sesame") {
+		if _, err := (&DCGM{URL: address, Timeout: testLimit}).Query(t.Context()); err == nil || strings.Contains(err.Error(), "sesame") {
 			t.Errorf("Query() = %v, want an error without the password", err)
 		}
 	}

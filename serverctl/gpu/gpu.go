@@ -1,6 +1,6 @@
-// Package gpu tells which GPUs exist, and their memory, utilization, power, clocks and throttle reasons. It starts
-// nothing but nvidia-smi, and never links or opens NVML: a static binary that opens NVML crashes with SIGSEGV on a
-// machine with a GPU.
+// Package gpu tells which GPUs exist, and their memory, utilization, power, clocks and throttle reasons. It starts no
+// program except nvidia-smi. It never links or opens NVML, because a static binary that opens NVML crashes with SIGSEGV
+// on a machine with a GPU.
 package gpu
 
 import (
@@ -16,10 +16,10 @@ import (
 // fact about the machine, not a failure. The error that wraps it has the reason.
 var ErrNone = errors.New("no NVIDIA GPU")
 
-// A NoneError is ErrNone with its reason.
+// A NoneError is an error that wraps ErrNone and gives the reason.
 type NoneError struct{ Why string }
 
-// Error returns ErrNone with its reason.
+// Error returns the text of ErrNone, followed by the reason.
 func (e *NoneError) Error() string { return ErrNone.Error() + ": " + e.Why }
 
 // Unwrap returns ErrNone.
@@ -35,7 +35,7 @@ type Source interface {
 // A Reading is the answer of a source at one moment.
 type Reading struct {
 	At   time.Time `json:"at"`
-	GPUs []GPU     `json:"gpus"` // by index
+	GPUs []GPU     `json:"gpus"` // sorted by index
 }
 
 // A GPU is a device, or an instance of a device that MIG has divided.
@@ -50,23 +50,23 @@ type GPU struct {
 	Driver string `json:"driver"`        // such as 580.173.02
 	MIG    string `json:"mig,omitempty"` // "enabled" for a divided device, a profile such as "2g.20gb #3" for an instance
 
-	Profile string `json:"-"` // the profile alone of an instance, such as 2g.20gb; "" for a device
+	Profile string `json:"-"` // profile of an instance without its number, such as 2g.20gb; "" for a device
 
 	TotalMiB       *float64 `json:"total_mib"`
-	UsedMiB        *float64 `json:"used_mib"` // without the memory that the driver reserves, so used + free is less than total
+	UsedMiB        *float64 `json:"used_mib"` // the memory that the driver reserves is left out, so used + free is less than total
 	FreeMiB        *float64 `json:"free_mib"`
 	Utilization    *float64 `json:"utilization_percent"` // share of the last 1/6 to 1 s in which a kernel ran
-	PowerW         *float64 `json:"power_w"`             // mean of the last second on Ampere and newer GPUs; on older ones the last value
+	PowerW         *float64 `json:"power_w"`             // mean of the last second on Ampere and newer GPUs; on older GPUs the last value
 	PowerLimitW    *float64 `json:"power_limit_w"`
 	SMClockMHz     *float64 `json:"sm_clock_mhz"`
 	MemoryClockMHz *float64 `json:"memory_clock_mhz"`
 	TemperatureC   *float64 `json:"temperature_c"`
 
-	// Throttle lists the reasons that limit the clocks, by the names in reasons. It is empty when nothing limits them,
-	// and nil when the source does not tell.
+	// Throttle lists the reasons that limit the clocks. throttleReasons has their names. Throttle is empty when nothing
+	// limits the clocks, and nil when the source does not tell.
 	Throttle []string `json:"throttle"`
 
-	Unsaid map[string]string `json:"unsaid,omitempty"` // the source's words for missing values, by the source's name of the field
+	Unsaid map[string]string `json:"unsaid,omitempty"` // the source's words for missing values, by the name that the source gives the field
 }
 
 // figures are the numbers of a GPU, by their names in nvidia-smi and in DCGM's dcgm_fields.h. Both sources give memory
@@ -92,10 +92,10 @@ type reason struct {
 	normal bool
 }
 
-// reasons names the bits of nvmlClocksEventReason, formerly nvmlClocksThrottleReason, from the lowest bit (nvml.h).
-// DCGM uses the same mask. Settings and load cause the normal reasons; the others mean that the machine needs
-// attention.
-var reasons = []reason{
+// throttleReasons names the bits of nvmlClocksEventReason, formerly nvmlClocksThrottleReason, from the lowest bit
+// (nvml.h). DCGM uses the same mask. A reason that is marked as normal comes from settings or load. Any other reason
+// means that the machine needs attention.
+var throttleReasons = []reason{
 	{"idle", true}, {"application clocks", true}, {"power cap", true}, {"hardware slowdown", false}, {"sync boost", true},
 	{"software thermal slowdown", false}, {"hardware thermal slowdown", false}, {"power brake", false}, {"display clock", true},
 }
@@ -103,7 +103,7 @@ var reasons = []reason{
 // Slowdowns returns only those throttle reasons for which the machine needs attention.
 func (g GPU) Slowdowns() (names []string) {
 	for _, name := range g.Throttle {
-		if i := slices.IndexFunc(reasons, func(r reason) bool { return r.name == name }); i < 0 || !reasons[i].normal {
+		if i := slices.IndexFunc(throttleReasons, func(r reason) bool { return r.name == name }); i < 0 || !throttleReasons[i].normal {
 			names = append(names, name)
 		}
 	}
@@ -114,8 +114,8 @@ func (g GPU) Slowdowns() (names []string) {
 func throttle(mask uint64) []string {
 	words := []string{} // empty and not nil means that nothing limits the clocks
 	for ; mask != 0; mask &= mask - 1 {
-		if i := bits.TrailingZeros64(mask); i < len(reasons) {
-			words = append(words, reasons[i].name)
+		if i := bits.TrailingZeros64(mask); i < len(throttleReasons) {
+			words = append(words, throttleReasons[i].name)
 		} else {
 			words = append(words, fmt.Sprintf("reason 0x%x", uint64(1)<<i))
 		}

@@ -32,7 +32,7 @@ type NvidiaSMI struct {
 	Timeout time.Duration // limit for one answer; 0 means ten seconds
 
 	pause time.Duration       // wait before Watch restarts nvidia-smi; 0 means firstPause
-	kill  func(pid int) error // kills a child; nil means with SIGKILL
+	kill  func(pid int) error // kills a child; nil means sigkill()
 
 	mu      sync.Mutex
 	unknown []string // names of columns that this nvidia-smi has rejected
@@ -58,7 +58,7 @@ func (n *NvidiaSMI) Processes(ctx context.Context) ([]Process, error) {
 }
 
 // query asks nvidia-smi for a table. If nvidia-smi does not know some columns, query asks again without them. Later
-// queries leave them out at once.
+// queries leave out these columns from the start.
 func query[T any](ctx context.Context, n *NvidiaSMI, option string, columns []column, read func(row) (T, error)) ([]T, error) {
 	ctx, cancel := context.WithTimeoutCause(ctx, n.limit(), errTimeout)
 	defer cancel()
@@ -118,7 +118,7 @@ func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr str
 	if err != nil {
 		return "", "", err
 	}
-	var out, complaints bounded
+	var out, complaints boundedBuffer
 	c, err := start(path, args, &out, &complaints)
 	if err != nil {
 		return "", "", n.failure("it does not start: "+err.Error(), "")
@@ -138,7 +138,7 @@ func (n *NvidiaSMI) run(ctx context.Context, args ...string) (stdout, stderr str
 
 // find returns the program's path. It fails while an earlier run hangs in the kernel, because a new run would hang too.
 func (n *NvidiaSMI) find() (string, error) {
-	if err := n.left(); err != nil {
+	if err := n.checkStuck(); err != nil {
 		return "", err
 	}
 	path, err := exec.LookPath(n.program())
@@ -177,11 +177,11 @@ func (n *NvidiaSMI) end(c *child) error {
 	n.mu.Lock()
 	n.stuck = c
 	n.mu.Unlock()
-	return n.left()
+	return n.checkStuck()
 }
 
-// left returns an error while a child that could not be ended still exists.
-func (n *NvidiaSMI) left() error {
+// checkStuck returns an error while a child that could not be ended still exists.
+func (n *NvidiaSMI) checkStuck() error {
 	n.mu.Lock()
 	c := n.stuck
 	n.mu.Unlock()

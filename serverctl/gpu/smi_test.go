@@ -13,13 +13,13 @@ import (
 	"time"
 )
 
-// patient is a time limit that is long enough for a simulated nvidia-smi on two busy cores, even with the race
+// testLimit is a time limit that is long enough for a simulated nvidia-smi on two busy cores, even with the race
 // detector.
-const patient = 45 * time.Second
+const testLimit = 45 * time.Second
 
 func TestQuery(t *testing.T) {
 	t.Parallel()
-	n := &NvidiaSMI{Path: stub(t, "fine"), Timeout: patient}
+	n := &NvidiaSMI{Path: stub(t, "fine"), Timeout: testLimit}
 	begin := time.Now()
 	got, err := n.Query(t.Context())
 	if err != nil {
@@ -67,7 +67,7 @@ func TestQueryWithoutAnAnswer(t *testing.T) {
 		{"a driver that is not loaded is a fact", "nodriver", true, "couldn't communicate with the NVIDIA driver"},
 		{"a driver of two versions needs a reboot", "mismatch", false,
 			"exit status 255: Failed to initialize NVML: Driver/library version mismatch; the driver was updated"},
-		{"garbage is named", "garbage", false, "makes no sense: 2 of 15 values in"},
+		{"garbage is named", "garbage", false, "has 2 values, want 15"},
 		{"nothing at all is no answer", "empty", false, "it listed no GPU"},
 		{"a crash is named with its signal", "killed", false, "signal: killed"},
 		{"gigabytes of lines are ended", "flood", false, "over 1 MiB, so the tuner ended it"},
@@ -75,7 +75,7 @@ func TestQueryWithoutAnAnswer(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			n := &NvidiaSMI{Path: stub(t, row.role), Timeout: patient}
+			n := &NvidiaSMI{Path: stub(t, row.role), Timeout: testLimit}
 			got, err := n.Query(t.Context())
 			if err == nil || !strings.Contains(err.Error(), row.want) {
 				t.Fatalf("Query() = %v, %v, want an error with %q", got, err, row.want)
@@ -138,7 +138,7 @@ func interrupt(t *testing.T, n *NvidiaSMI, why error) error {
 	t.Helper()
 	ctx, cancel := context.WithCancelCause(t.Context())
 	ended := make(chan error, 1)
-	go func() { // ends with the query; the select below waits for it
+	go func() { // this goroutine ends with the query; the select below waits for it
 		_, err := n.Query(ctx)
 		ended <- err
 	}()
@@ -147,7 +147,7 @@ func interrupt(t *testing.T, n *NvidiaSMI, why error) error {
 	select {
 	case err := <-ended:
 		return err
-	case <-time.After(patient):
+	case <-time.After(testLimit):
 		t.Fatal("Query did not end with its context")
 		return nil
 	}
@@ -164,7 +164,7 @@ func awaitHang(t *testing.T, path string) {
 
 func TestQueryDoesNotWaitForWhatItsProgramLeavesBehind(t *testing.T) {
 	t.Parallel()
-	n := &NvidiaSMI{Path: stub(t, "leaves-a-child"), Timeout: patient}
+	n := &NvidiaSMI{Path: stub(t, "leaves-a-child"), Timeout: testLimit}
 	got, err := n.Query(t.Context()) // the child lives longer than the time limit
 	if err != nil || len(got.GPUs) != 2 {
 		t.Errorf("Query() = %v, %v, want two GPUs", got, err)
@@ -193,7 +193,7 @@ func TestQueryLeavesOneBehindThatCannotBeKilledAndStartsNoOther(t *testing.T) {
 		t.Fatalf("%d processes were started, want one", len(pids))
 	}
 	syscall.Kill(pids[0], syscall.SIGKILL)
-	eventually(t, "the process to be reaped", func() bool { return n.left() == nil })
+	eventually(t, "the process to be reaped", func() bool { return n.checkStuck() == nil })
 }
 
 func TestQueryOfFiguresThatAreNotTold(t *testing.T) {
@@ -206,7 +206,7 @@ func TestQueryOfFiguresThatAreNotTold(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			n := &NvidiaSMI{Path: stub(t, row.role), Timeout: patient}
+			n := &NvidiaSMI{Path: stub(t, row.role), Timeout: testLimit}
 			got, err := n.Query(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -243,7 +243,7 @@ func TestQueryAsksOnlyForWhatTheProgramKnows(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			n := &NvidiaSMI{Path: stub(t, row.role), Timeout: patient}
+			n := &NvidiaSMI{Path: stub(t, row.role), Timeout: testLimit}
 			for i, want := range []int{row.runs, row.runs + 1} {
 				got, err := n.Query(t.Context())
 				if err != nil {
@@ -263,7 +263,7 @@ func TestQueryAsksOnlyForWhatTheProgramKnows(t *testing.T) {
 
 func TestQueryPassesOverAWarning(t *testing.T) {
 	t.Parallel()
-	got, err := (&NvidiaSMI{Path: stub(t, "infoROM"), Timeout: patient}).Query(t.Context())
+	got, err := (&NvidiaSMI{Path: stub(t, "infoROM"), Timeout: testLimit}).Query(t.Context())
 	if err != nil || len(got.GPUs) != 2 {
 		t.Errorf("Query() = %v, %v, want two GPUs", got, err)
 	}
@@ -282,7 +282,7 @@ func TestProcesses(t *testing.T) {
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			t.Parallel()
-			got, err := (&NvidiaSMI{Path: stub(t, row.role), Timeout: patient}).Processes(t.Context())
+			got, err := (&NvidiaSMI{Path: stub(t, row.role), Timeout: testLimit}).Processes(t.Context())
 			if err != nil || !reflect.DeepEqual(got, row.want) {
 				t.Errorf("Processes() = %s, %v\nwant %s", asJSON(t, got), err, asJSON(t, row.want))
 			}

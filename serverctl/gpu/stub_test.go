@@ -58,7 +58,7 @@ func runs(t *testing.T, path string) []int {
 	return pids
 }
 
-// allGone waits until all processes of a stub have ended. It fails the test if one is still alive after the time patient.
+// allGone waits until all processes of a stub have ended. It fails the test if one is still alive after testLimit.
 func allGone(t *testing.T, path string) {
 	t.Helper()
 	for _, pid := range runs(t, path) {
@@ -76,9 +76,9 @@ func allGone(t *testing.T, path string) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !is(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(testLimit); !is(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("waited %v for %s", patient, what)
+			t.Fatalf("waited %v for %s", testLimit, what)
 		}
 	}
 }
@@ -128,7 +128,7 @@ func play(role string, args []string) int {
 		if err := os.WriteFile(filepath.Join(filepath.Dir(os.Args[0]), "hangs"), nil, 0o644); err != nil {
 			return 1
 		}
-		time.Sleep(2 * patient) // longer than any query waits
+		time.Sleep(2 * testLimit) // longer than any query waits
 	case role == "garbage":
 		fmt.Print("\x00\xff\x1b[31mbanana, banana\n,,,,,\n\n")
 	case role == "empty":

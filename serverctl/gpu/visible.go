@@ -7,7 +7,8 @@ import (
 )
 
 // Visible returns the GPUs of a reading that a program can use. Two environment variables of the program decide this.
-// lookupEnv is os.LookupEnv, or a similar function for the environment of another program.
+// Visible reads them with lookupEnv, which is os.LookupEnv or a similar function for the environment of another
+// program.
 //
 // Visible reads CUDA_VISIBLE_DEVICES as CUDA does (CUDA C++ Programming Guide, environment variables). The list holds
 // indices and UUIDs, and a UUID may be shortened. The first invalid entry ends the list. If the variable is set but
@@ -17,7 +18,8 @@ import (
 // NVIDIA_VISIBLE_DEVICES is for the container's runtime, which has already applied it: nvidia-smi lists only the GPUs
 // that the runtime let in. So "all" and indices remove nothing. "void" and "" remove nothing either: they mean that the
 // runtime did not use this variable. CDI sets "void" even in containers with GPUs (NVIDIA Container Toolkit since
-// 1.15). UUIDs select GPUs, because a DCGM exporter shows all GPUs of the node. "none" means no GPU.
+// 1.15). Only UUIDs select GPUs here, because a DCGM exporter shows also those GPUs of the node that the runtime kept
+// out. "none" means no GPU.
 //
 // A reading does not tell which device an instance of MIG (MIG-…) belongs to. So if a list names an instance, Visible
 // returns every device that MIG divides.
@@ -42,7 +44,7 @@ func letIn(gpus []GPU, list string) []GPU {
 	for word := range strings.SplitSeq(list, ",") {
 		if word = strings.TrimSpace(word); isUUID(word) {
 			uuids = true
-			named = add(named, byUUID(gpus, word))
+			named = add(named, devicesByUUID(gpus, word))
 		}
 	}
 	if !uuids {
@@ -58,7 +60,7 @@ func chosen(gpus []GPU, list string) []GPU {
 	for word := range strings.SplitSeq(list, ",") {
 		word = strings.TrimSpace(word)
 		if isUUID(word) {
-			found := byUUID(gpus, word)
+			found := devicesByUUID(gpus, word)
 			if len(found) == 0 {
 				return picked
 			}
@@ -78,12 +80,12 @@ func isUUID(word string) bool {
 	return strings.HasPrefix(word, "GPU-") || strings.HasPrefix(word, "MIG-")
 }
 
-// byUUID returns the devices that a UUID, or the beginning of one, can mean. If a beginning fits several devices, it
-// returns none, as CUDA does. In a reading, the instances of a device have the UUID of the device.
-func byUUID(gpus []GPU, word string) []GPU {
+// devicesByUUID returns the devices that a UUID, or the beginning of one, can mean. If a beginning fits several
+// devices, it returns none, as CUDA does. In a reading, the instances of a device have the UUID of the device.
+func devicesByUUID(gpus []GPU, word string) []GPU {
 	if old, ok := strings.CutPrefix(word, "MIG-GPU-"); ok { // MIG-GPU-<uuid>/<instance>/<compute instance>, before R470
 		parent, _, _ := strings.Cut(old, "/")
-		return byUUID(gpus, "GPU-"+parent)
+		return devicesByUUID(gpus, "GPU-"+parent)
 	}
 	var found []GPU
 	for _, g := range gpus {
@@ -98,9 +100,9 @@ func byUUID(gpus []GPU, word string) []GPU {
 	return found
 }
 
-// add appends those GPUs of more that are not yet in the list.
-func add(list, more []GPU) []GPU {
-	for _, g := range more {
+// add appends those of the found GPUs that are not yet in the list.
+func add(list, found []GPU) []GPU {
+	for _, g := range found {
 		if !slices.ContainsFunc(list, func(have GPU) bool { return have.UUID == g.UUID && have.MIG == g.MIG && have.Index == g.Index }) {
 			list = append(list, g)
 		}

@@ -13,7 +13,7 @@ func TestVisible(t *testing.T) {
 	for _, row := range []struct {
 		name         string
 		cuda, nvidia string
-		want         []int // indices
+		want         []int // indices of the visible GPUs
 	}{
 		{"nothing set shows all", unset, unset, []int{0, 1, 2}},
 		{"indices pick, in their order", "2,0", unset, []int{2, 0}},

@@ -29,19 +29,19 @@ func (k *tally) count() int {
 	return len(k.readings)
 }
 
-// In two rows, Watch waits 1.7 s for each stalled nvidia-smi. The time cannot be shorter, because a stub may need most
-// of a second to start on busy cores.
+// In two rows of the table, Watch waits 1.7 s for each stalled nvidia-smi. The time cannot be shorter, because a stub
+// (a simulated nvidia-smi) may need most of a second to start on busy cores.
 func TestWatch(t *testing.T) {
 	for _, row := range []struct {
 		name, role string
-		timeout    time.Duration // limit for one answer, and for a silent loop
+		timeout    time.Duration // time limit for one answer, and for a silent nvidia-smi
 		readings   int
 		runs       int // how many starts of nvidia-smi the test waits for
 	}{
-		{"one nvidia-smi brings many readings", "fine", patient, 10, 2},
-		{"a loop that dies is begun anew", "dies", patient, 6, 6},
+		{"one nvidia-smi brings many readings", "fine", testLimit, 10, 2},
+		{"a loop that dies is begun anew", "dies", testLimit, 6, 6},
 		{"a loop that stalls is ended, whatever it does with SIGTERM, and begun anew", "stalls", 1500 * time.Millisecond, 4, 4},
-		{"a loop that writes only garbage is ended", "babbles", patient, 3, 5},
+		{"a loop that writes only garbage is ended", "babbles", testLimit, 3, 5},
 		{"a loop that has lost a GPU is begun anew", "loses-one", 1500 * time.Millisecond, 4, 4},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -51,7 +51,7 @@ func TestWatch(t *testing.T) {
 			defer cancel()
 			var got tally
 			ended := make(chan error, 1)
-			go func() { ended <- n.Watch(ctx, minInterval, got.add) }() // awaited below
+			go func() { ended <- n.Watch(ctx, minInterval, got.add) }() // the select below waits for this goroutine
 			eventually(t, fmt.Sprintf("%d readings of %d runs", row.readings, row.runs), func() bool {
 				return got.count() >= row.readings && len(runs(t, n.Path)) >= row.runs
 			})
@@ -61,7 +61,7 @@ func TestWatch(t *testing.T) {
 				if err != nil {
 					t.Errorf("Watch() = %v", err)
 				}
-			case <-time.After(patient):
+			case <-time.After(testLimit):
 				t.Fatal("Watch did not end with its context")
 			}
 			allGone(t, n.Path)
@@ -91,7 +91,7 @@ func TestLinesAreJoinedToReadings(t *testing.T) {
 	zero, one := fmt.Sprintf(row, 0), fmt.Sprintf(row, 1)
 	for _, test := range []struct {
 		name, output string
-		want         int // readings
+		want         int // number of readings
 	}{
 		{"two lines are a round", zero + one + zero + one, 2},
 		{"a round that is cut short is dropped", zero + zero + one + one + zero + one, 2},

@@ -14,7 +14,7 @@ type Severity string
 
 const (
 	Error   Severity = "error"   // measurements would be wrong, or nothing starts
-	Warning Severity = "warning" // it works, but worse than it should
+	Warning Severity = "warning" // a study works, but worse than it should
 	Fact    Severity = "fact"    // worth knowing
 )
 
@@ -27,13 +27,29 @@ type Finding struct {
 	Remedy   string   `json:"remedy,omitempty"`
 }
 
+// Text says what was found and what is needed, such as "open files: 64; wanted 2304". It leaves out the remedy.
+func (f Finding) Text() string {
+	if f.Need == "" {
+		return f.What + ": " + f.Have
+	}
+	return f.What + ": " + f.Have + "; wanted " + f.Need
+}
+
+// TextWithRemedy returns Text and the remedy in one line.
+func (f Finding) TextWithRemedy() string {
+	if f.Remedy == "" {
+		return f.Text()
+	}
+	return f.Text() + "; " + f.Remedy
+}
+
 // A Need is what a server and its load require of a machine.
 type Need struct {
-	GPUs           int     `json:"gpus"`            // GPUs of one server; 0 means that it computes on the CPU
+	GPUs           int     `json:"gpus"`            // GPUs of one server; 0 means that the server computes on the CPU
 	GeneratorCores float64 `json:"generator_cores"` // cores of the load generator; Cores includes them
 	Streams        int     `json:"streams"`         // maximum of requests in flight
-	Certain        bool    `json:"-"`               // Streams requests will certainly be in flight; otherwise there may be fewer
-	Cores          float64 `json:"cores"`           // all cores; 0 means the sum for vLLM, GPUs and generator
+	Certain        bool    `json:"-"`               // exactly Streams requests will be in flight; otherwise there may be fewer
+	Cores          float64 `json:"cores"`           // all cores; 0 means the sum of what vLLM, the GPUs and the load generator need
 	OpenFiles      int64   `json:"open_files"`      // 0 means a number that Filled derives from the streams
 	Shm            int64   `json:"shm_bytes"`       // free bytes; 0 means a number that Filled derives from the GPUs
 }
@@ -49,8 +65,8 @@ const (
 	filesPerStream = 2
 	// filesBeside counts the other open files: the log, the store, the metrics listener, pipes and libraries.
 	filesBeside = 256
-	// minFiles is the number of open files that every run needs. A study of two trials with eight streams had half as
-	// many files open.
+	// minFiles is the number of open files below which the limit is too low for any run. A study of two trials with
+	// eight streams had half as many files open.
 	minFiles = 128
 	// shmAlone is the shared memory that a container has by default, in bytes. It is enough for one GPU, whose worker
 	// communicates over pipes.
@@ -100,9 +116,9 @@ func Sort(findings []Finding) {
 }
 
 // checkCores treats a CPU limit more strictly than a small machine. The kernel enforces a CPU limit in periods of 100
-// ms: when a pod has used its share, all its threads stop until the period ends. That spoils every measurement. On a
-// small machine threads only take turns. A small machine gets only a warning, because a laptop should still run the
-// demo, and vLLM without a GPU.
+// ms. When a pod has used its share of a period, all its threads stop until the period ends. That spoils every
+// measurement. On a small machine threads only take turns. A small machine gets only a warning, because a laptop should
+// still run the demo, and vLLM without a GPU.
 func checkCores(have Cores, need Need) []Finding {
 	want := need.Cores
 	var gpus string
@@ -126,8 +142,8 @@ func checkCores(have Cores, need Need) []Finding {
 	return nil
 }
 
-// CheckFiles compares the limit of open files with a need. A Go program raises its soft limit to the hard limit when it
-// starts, but starts its children with the original soft limit. vLLM raises its own soft limit too.
+// CheckFiles compares the limit of open files with a need. When a Go program starts, it raises its soft limit to the
+// hard limit. It starts its children with the original soft limit. vLLM raises its own soft limit too.
 func CheckFiles(have *Limit, need Need) []Finding {
 	need = need.Filled()
 	want := need.OpenFiles

@@ -39,10 +39,10 @@ func TestMain(m *testing.M) {
 // segmentSize is the size of the files that processes share in these tests, in bytes.
 const segmentSize = 1 << 20
 
-// play holds files until the process is killed. The words are pairs: how to hold a file (map, open or leave), and its
-// path.
+// play holds files until the process is killed. Its arguments are pairs of words. The first word says how to hold a
+// file (map, open or leave), and the second word is the file's path.
 func play(words []string) error {
-	var open []*os.File // keeps the files open: the garbage collector closes a file without references
+	var open []*os.File // the list keeps the files open, because the garbage collector closes a file without references
 	for i := 0; i+1 < len(words); i += 2 {
 		how, path := words[i], words[i+1]
 		path = strings.ReplaceAll(path, "PID", fmt.Sprint(os.Getpid()))
@@ -60,7 +60,7 @@ func play(words []string) error {
 		}
 		if how == "open" {
 			open = append(open, f)
-		} else if err := f.Close(); err != nil { // a mapping stays when its file is closed
+		} else if err := f.Close(); err != nil { // a mapping remains valid when its file is closed
 			return err
 		}
 	}
@@ -174,6 +174,22 @@ func TestReadOfThisMachine(t *testing.T) {
 	}
 	if _, err := os.Stat(DevShm); err == nil && m.Shm.Total <= 0 {
 		t.Errorf("Shm = %+v, unknown %q", m.Shm, m.Unknown)
+	}
+}
+
+func TestTextOfAFinding(t *testing.T) {
+	for _, row := range []struct {
+		finding             Finding
+		text, textAndRemedy string
+	}{
+		{Finding{What: "GPUs", Have: "1"}, "GPUs: 1", "GPUs: 1"},
+		{Finding{What: "GPUs", Have: "1", Need: "2"}, "GPUs: 1; wanted 2", "GPUs: 1; wanted 2"},
+		{Finding{What: "GPUs", Have: "1", Remedy: "add one"}, "GPUs: 1", "GPUs: 1; add one"},
+		{Finding{What: "GPUs", Have: "1", Need: "2", Remedy: "add one"}, "GPUs: 1; wanted 2", "GPUs: 1; wanted 2; add one"},
+	} {
+		if text, textAndRemedy := row.finding.Text(), row.finding.TextWithRemedy(); text != row.text || textAndRemedy != row.textAndRemedy {
+			t.Errorf("%+v: Text %q and TextWithRemedy %q, want %q and %q", row.finding, text, textAndRemedy, row.text, row.textAndRemedy)
+		}
 	}
 }
 

@@ -25,7 +25,7 @@ type Machine struct {
 	Memory Memory `json:"memory"`
 	Shm    Shm    `json:"shm"`
 	Limits Limits `json:"limits"`
-	// Unknown lists what could not be read, and why. Those values are 0 or nil.
+	// Unknown lists the values that could not be read, and why. Those values are 0 or nil.
 	Unknown []string `json:"unknown,omitempty"`
 }
 
@@ -76,7 +76,7 @@ type Reader struct {
 	kernel *kernel // nil means the kernel of this machine
 }
 
-// A kernel has the facts that only system calls tell, and no file. Tests replace it.
+// A kernel has the facts that only system calls tell; no file has these facts. Tests replace it.
 type kernel struct {
 	cpus   int                                           // CPUs that the process may run on
 	rlimit func(resource int, to *unix.Rlimit) error     // getrlimit(2)
@@ -151,8 +151,8 @@ func (r Reader) cores(c *Cores, groups []cgroup.Group) error {
 	return err
 }
 
-// cpuLimit returns the lowest CPU limit of all groups, in CPUs, and the file that sets it. If at is empty, there is no
-// limit.
+// cpuLimit returns the lowest CPU limit of all groups, in CPUs, and the file that sets it. If there is no limit, the
+// file name is empty.
 func cpuLimit(groups []cgroup.Group) (lowest float64, at string, _ error) {
 	var errs []error
 	for _, g := range groups {
@@ -165,7 +165,8 @@ func cpuLimit(groups []cgroup.Group) (lowest float64, at string, _ error) {
 	return lowest, at, errors.Join(errs...)
 }
 
-// value returns the rest of the first line that begins with name, without the spaces around it.
+// value finds the first line that begins with the given name. It returns the rest of that line, without spaces around
+// it.
 func value(text, name string) (string, bool) {
 	for line := range strings.Lines(text) {
 		if rest, ok := strings.CutPrefix(line, name); ok {
@@ -192,9 +193,9 @@ func (r Reader) memory(m *Memory, groups []cgroup.Group) error {
 	return errors.Join(err1, err2, err3)
 }
 
-// memoryLimit returns the lowest memory limit of all groups in bytes, and the file that sets it. If at is empty, there
-// is no limit. room is what the fullest group has left, in bytes. Version 1 of cgroups writes a huge number for "no
-// limit", so a limit above the machine's memory does not count.
+// memoryLimit returns the lowest memory limit of all groups in bytes, and the file that sets it. If there is no limit,
+// the file name is empty. The third result is what the fullest group has left, in bytes. Version 1 of cgroups writes a
+// huge number for "no limit", so a limit above the machine's memory does not count.
 func memoryLimit(groups []cgroup.Group, total int64) (lowest int64, at string, room int64, _ error) {
 	var errs []error
 	for _, g := range groups {
@@ -214,7 +215,7 @@ func memoryLimit(groups []cgroup.Group, total int64) (lowest int64, at string, r
 	return lowest, at, room, errors.Join(errs...)
 }
 
-// kilobytes parses the line of /proc/meminfo that begins with name, such as "MemTotal:  24684084 kB". It returns bytes.
+// kilobytes parses the line of /proc/meminfo with the given name, such as "MemTotal:  24684084 kB". It returns bytes.
 func kilobytes(text, name string) (int64, error) {
 	line, ok := value(text, name)
 	number, isKB := strings.CutSuffix(line, " kB")

@@ -10,8 +10,8 @@ import (
 )
 
 // OOMKills returns how many processes the kernel has killed for lack of memory, and the file that counts them. It takes
-// the first counter that exists: of our own cgroup, of a cgroup above it, or of the whole machine. at is empty if there
-// is no counter.
+// the first counter that exists: of our own cgroup, of a cgroup above it, or of the whole machine. If there is no
+// counter, the file name is empty.
 func (r Reader) OOMKills() (n int64, at string, err error) {
 	if r.Root == nil {
 		r.Root = os.DirFS("/")

@@ -17,13 +17,13 @@ import (
 )
 
 // A ShmWatch finds out which shared memory belongs to one server, so that it can be removed after the server was
-// killed. These are the files psm_* of Python's multiprocessing.shared_memory, sem.mp-* of its semaphores,
-// torch_<pid>_* of torch, and all other files that the server's processes had open. Several goroutines may use a
-// ShmWatch.
+// killed. Python's multiprocessing makes the files psm_* for shared memory and sem.mp-* for semaphores, and torch makes
+// torch_<pid>_*. All other files that the server's processes had open belong to the server too. Several goroutines may
+// use a ShmWatch.
 type ShmWatch struct {
 	dir string
 
-	lease func(fd int) error // the function exclusive, except in tests
+	lease func(fd int) error // takeLease, except in tests
 
 	mu      sync.Mutex
 	names   map[string]bool // names of files that existed before the server
@@ -63,15 +63,15 @@ func listShm(dir string) (map[key]bool, error) {
 	return all, nil
 }
 
-// WatchShm must be called before the server starts. Files that are in dir by then are not the server's. dir is normally
-// DevShm.
+// WatchShm must be called before the server starts, because files that are already in the directory do not count as the
+// server's. The directory is normally DevShm.
 func WatchShm(dir string) (*ShmWatch, error) {
 	before, err := listShm(dir)
 	if err != nil {
 		return nil, err
 	}
 	w := &ShmWatch{
-		dir: dir, lease: exclusive,
+		dir: dir, lease: takeLease,
 		names: map[string]bool{}, inodes: map[uint64]bool{}, held: map[key]bool{}, members: map[int]bool{},
 	}
 	for k := range before {
@@ -89,7 +89,7 @@ func (w *ShmWatch) Observe(pids []int) error {
 	for _, pid := range pids {
 		w.members[pid] = true
 	}
-	fresh, err := w.fresh()
+	fresh, err := w.newFiles()
 	if err != nil || len(fresh) == 0 {
 		return err
 	}
@@ -102,9 +102,9 @@ func (w *ShmWatch) Observe(pids []int) error {
 	return errors.Join(errs...)
 }
 
-// fresh returns the files that are new since WatchShm. It leaves out a file that reuses an earlier name or inode,
-// because its owner is uncertain.
-func (w *ShmWatch) fresh() (map[key]bool, error) {
+// newFiles returns the files that are new since WatchShm. It leaves out a file that reuses an earlier name or inode,
+// because nobody knows whose file that is.
+func (w *ShmWatch) newFiles() (map[key]bool, error) {
 	now, err := listShm(w.dir)
 	maps.DeleteFunc(now, func(k key, _ bool) bool { return w.names[k.name] || w.inodes[k.inode] })
 	return now, err
@@ -113,16 +113,16 @@ func (w *ShmWatch) fresh() (map[key]bool, error) {
 // Sweep removes the files that the server has left behind, and returns their names. Call it after the server's end.
 // Sweep removes a file only if all of this is true. The file is new. A process of the server was seen to hold it, or
 // its name contains the PID of such a process. It is a regular file of our own user. The kernel grants us an exclusive
-// lease (fcntl(2), F_SETLEASE). The kernel grants it only if nobody else has the file open or mapped, in any container
-// and as any user. If the kernel has no leases, as in gVisor, the file stays.
+// lease (fcntl(2), F_SETLEASE). The kernel grants such a lease only if nobody else has the file open or mapped, in any
+// container and as any user. If the kernel has no leases, as in gVisor, the file stays.
 func (w *ShmWatch) Sweep() (names []string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	left, err := w.fresh()
+	left, err := w.newFiles()
 	if err != nil {
 		return nil, err
 	}
-	maps.DeleteFunc(left, func(k key, _ bool) bool { return !w.held[k] && !w.named(k.name) })
+	maps.DeleteFunc(left, func(k key, _ bool) bool { return !w.held[k] && !w.namesMember(k.name) })
 	if len(left) == 0 {
 		return nil, nil
 	}
@@ -145,9 +145,9 @@ func (w *ShmWatch) Sweep() (names []string, err error) {
 	return names, errors.Join(errs...)
 }
 
-// named reports whether a file name contains the PID of a process of the server. It knows the formats of torch's
+// namesMember reports whether a file name contains the PID of a process of the server. It knows the formats of torch's
 // manager (c10, torch_<pid>_<random>_<count>) and LLVM's OpenMP (__KMP_REGISTERED_LIB_<pid>_<uid>).
-func (w *ShmWatch) named(name string) bool {
+func (w *ShmWatch) namesMember(name string) bool {
 	for _, prefix := range []string{"torch_", "__KMP_REGISTERED_LIB_"} {
 		if rest, ok := strings.CutPrefix(name, prefix); ok {
 			text, _, more := strings.Cut(rest, "_")
@@ -158,18 +158,18 @@ func (w *ShmWatch) named(name string) bool {
 	return false
 }
 
-// see records which of the files a process has mapped or open. A process that has ended has none.
+// see records which of the files a process has mapped or open. A process that has ended holds no files.
 func (w *ShmWatch) see(pid int, files map[key]bool) error {
 	dir := filepath.Join("/proc", strconv.Itoa(pid))
 	mappings, err1 := os.ReadFile(filepath.Join(dir, "maps"))
 	for line := range strings.Lines(string(mappings)) {
-		if k, ok := mapped(line); ok && files[k] {
+		if k, ok := mappedFile(line); ok && files[k] {
 			w.held[k] = true
 		}
 	}
 	fds, err2 := os.ReadDir(filepath.Join(dir, "fd"))
 	for _, fd := range fds {
-		k, err := opened(filepath.Join(dir, "fd", fd.Name()), files)
+		k, err := openedFile(filepath.Join(dir, "fd", fd.Name()), files)
 		if err != nil {
 			return err
 		}
@@ -186,10 +186,10 @@ func (w *ShmWatch) see(pid int, files map[key]bool) error {
 // gone reports whether an error about a file below /proc/PID means that the process has ended or has closed the file.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// mapped parses a line of /proc/PID/maps (proc(5)), whose fields are address, rights, offset, device, inode and path.
-// It ignores the device, which stat(2) reports differently for bind mounts and overlays. Name and inode are enough to
-// identify the file.
-func mapped(line string) (key, bool) {
+// mappedFile parses a line of /proc/PID/maps (proc(5)), whose fields are address, rights, offset, device, inode and
+// path. It ignores the device, which stat(2) reports differently for bind mounts and overlays. Name and inode are
+// enough to identify the file.
+func mappedFile(line string) (key, bool) {
 	fields := strings.Fields(line)
 	if len(fields) < 6 || !strings.HasPrefix(fields[5], "/") {
 		return key{}, false
@@ -202,11 +202,12 @@ func mapped(line string) (key, bool) {
 	return key{filepath.Base(name), inode}, true
 }
 
-// opened returns the key of the file that a link in /proc/PID/fd points to, or the zero key if it is not in files.
-func opened(link string, files map[key]bool) (key, error) {
+// openedFile returns the key of the file that a link in /proc/PID/fd points to, or the zero key if that file is not
+// among the given files.
+func openedFile(link string, files map[key]bool) (key, error) {
 	target, err := os.Readlink(link)
 	if gone(err) {
-		return key{}, nil // closed meanwhile
+		return key{}, nil // the process has closed the file meanwhile
 	}
 	if err != nil {
 		return key{}, err
@@ -230,8 +231,8 @@ func opened(link string, files map[key]bool) (key, error) {
 	return key{}, nil
 }
 
-// remove takes a lease on one file and then removes it. The lease makes a process that opens the file now wait until
-// the file is out of the directory. So nobody else uses the removed file.
+// remove takes a lease on one file and then removes it. The lease makes every process that opens the file meanwhile
+// wait until the file is out of the directory. So nobody else uses the removed file.
 func (w *ShmWatch) remove(dir int, k key) (bool, error) {
 	fd, err := unix.Openat(dir, k.name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -246,11 +247,11 @@ func (w *ShmWatch) remove(dir int, k key) (bool, error) {
 		return false, err
 	}
 	if stat.Ino != k.inode || stat.Mode&unix.S_IFMT != unix.S_IFREG || int(stat.Uid) != os.Geteuid() {
-		return false, nil // another file has the name now
+		return false, nil // another file has this name now
 	}
 	switch err := w.lease(fd); {
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EOPNOTSUPP):
-		return false, nil // a process holds it, or the kernel has no leases
+		return false, nil // a process holds the file, or the kernel has no leases
 	case err != nil:
 		return false, err
 	}
@@ -260,9 +261,9 @@ func (w *ShmWatch) remove(dir int, k key) (bool, error) {
 	return true, nil
 }
 
-// exclusive takes a lease on an open file; closing the file ends the lease. It fails with EAGAIN when anybody else has
-// the file open or mapped (fs/locks.c, check_conflicting_open).
-func exclusive(fd int) error {
+// takeLease takes an exclusive lease on an open file; closing the file ends the lease. It fails with EAGAIN when
+// anybody else has the file open or mapped (fs/locks.c, check_conflicting_open).
+func takeLease(fd int) error {
 	_, err := unix.FcntlInt(uintptr(fd), unix.F_SETLEASE, unix.F_WRLCK)
 	return err
 }

@@ -61,8 +61,8 @@ func sweep(t *testing.T, w *ShmWatch, want ...string) {
 	}
 }
 
-// left fails the test unless exactly these files exist.
-func left(t *testing.T, dir string, want ...string) {
+// wantFiles fails the test unless exactly these files exist.
+func wantFiles(t *testing.T, dir string, want ...string) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -92,13 +92,13 @@ func TestSweepTakesWhatTheServerLeftAndNothingElse(t *testing.T) {
 	kill(member)
 
 	sweep(t, w, "psm_mine", "sem.mp-mine", ofMember)
-	left(t, dir, "psm_older", "psm_other", "psm_shared", "psm_unseen", ofNeighbour)
+	wantFiles(t, dir, "psm_older", "psm_other", "psm_shared", "psm_unseen", ofNeighbour)
 
 	kill(older)
 	kill(neighbour) // now nobody holds psm_shared
 	sweep(t, w, "psm_shared")
 	sweep(t, w)
-	left(t, dir, "psm_older", "psm_other", "psm_unseen", ofNeighbour)
+	wantFiles(t, dir, "psm_older", "psm_other", "psm_unseen", ofNeighbour)
 }
 
 func TestSweepKeepsWhatTheServerStillHolds(t *testing.T) {
@@ -120,14 +120,14 @@ func TestSweepKeepsAFileThatTookOverAName(t *testing.T) {
 	member := start(t, "map "+path)
 	observe(t, w, member)
 	kill(member)
-	if err := os.WriteFile(path+".new", []byte("a neighbour's"), 0o600); err != nil { // written beside the old one, so that it gets another inode
+	if err := os.WriteFile(path+".new", []byte("a neighbour's"), 0o600); err != nil { // the new file is written beside the old file, so that it gets another inode
 		t.Fatal(err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
 		t.Fatal(err)
 	}
 	sweep(t, w)
-	left(t, dir, "psm_a")
+	wantFiles(t, dir, "psm_a")
 }
 
 func TestSweepWithoutLeases(t *testing.T) {
@@ -139,7 +139,7 @@ func TestSweepWithoutLeases(t *testing.T) {
 	observe(t, w, member)
 	kill(member)
 	sweep(t, w)
-	left(t, dir, "psm_a")
+	wantFiles(t, dir, "psm_a")
 }
 
 func TestSweepKeepsAnotherUsersFile(t *testing.T) {
@@ -156,7 +156,7 @@ func TestSweepKeepsAnotherUsersFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	sweep(t, w)
-	left(t, dir, "psm_a")
+	wantFiles(t, dir, "psm_a")
 }
 
 func TestObservePassesOverTheDead(t *testing.T) {
@@ -169,7 +169,7 @@ func TestObservePassesOverTheDead(t *testing.T) {
 	observe(t, w, dead, member)
 	kill(member)
 	sweep(t, w, "psm_a")
-	left(t, dir, "psm_b") // nobody saw who held it
+	wantFiles(t, dir, "psm_b") // no call of Observe saw a process that held psm_b
 }
 
 func TestListShm(t *testing.T) {
@@ -211,8 +211,8 @@ func TestMapped(t *testing.T) {
 		{"nothing", "55f2-55f3 rw-p 00000000 00:00 0", key{}, false},
 		{"garbage", "a b c d e /x", key{}, false},
 	} {
-		if got, ok := mapped(row.line); ok != row.ok || !reflect.DeepEqual(got, row.want) {
-			t.Errorf("%s: mapped(%q) = %v, %v, want %v, %v", row.name, row.line, got, ok, row.want, row.ok)
+		if got, ok := mappedFile(row.line); ok != row.ok || !reflect.DeepEqual(got, row.want) {
+			t.Errorf("%s: mappedFile(%q) = %v, %v, want %v, %v", row.name, row.line, got, ok, row.want, row.ok)
 		}
 	}
 }

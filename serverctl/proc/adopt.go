@@ -25,21 +25,22 @@ var becomeSubreaper = sync.OnceValue(func() error {
 // SubreaperSupport returns why orphaned descendants do not become our children; nil means they do.
 func SubreaperSupport() error { return becomeSubreaper() }
 
-// direct reports whether this program forked the child itself. Otherwise the child is adopted, because its parent died.
-// The code that started a direct child must wait for it, because it needs the exit status. Only we can reap an adopted
-// child.
+// isDirect reports whether this program forked the child itself. Otherwise the child is adopted, because its parent
+// died. Only the code that started a direct child may wait for it, because that code needs the exit status. Nobody but
+// us can reap an adopted child.
 //
 // Pidfds tell direct and adopted children apart. Go's os package forks with CLONE_PIDFD, and keeps the pidfd until it
 // has the exit status (ensurePidfd and pidfdWait in os/pidfd_linux.go of Go 1.26). So we always hold the pidfd of a
 // direct child, and never the pidfd of an adopted child.
 //
-// A kernel or sandbox may have no pidfds; the first leader shows this. Then the session decides. A direct child stays
-// in our session, except the leaders and the watchdog, whose PIDs we know. A descendant of a tree has left our session
-// and cannot return, because setsid(2) only makes new sessions. If another child of ours leaves an orphan in our
-// session, the orphan is not reaped: a zombie is better than a stolen status.
+// A kernel or sandbox may have no pidfds; the first leader shows this. Then a child counts as direct if it is in our
+// session. A direct child stays in our session, except the leaders and the watchdog, whose PIDs we know. A descendant
+// of a tree has left our session and cannot return, because setsid(2) only makes new sessions. If another child of ours
+// leaves an orphan in our session, we do not reap the orphan. It stays a zombie. That is better than to take an exit
+// status for which other code waits.
 //
 // A child that a C library forks without Go would look adopted. The tuner links no such library.
-func (sc *scan) direct(s stat) bool {
+func (sc *scan) isDirect(s stat) bool {
 	if s.pid == sc.home.watchdog.pid() {
 		return true
 	}
@@ -55,10 +56,10 @@ func (sc *scan) direct(s stat) bool {
 	return err != nil || held[s.pid] // when in doubt, the child counts as direct, and we do not wait for it
 }
 
-// adopted reports whether a child of ours is adopted. A direct child looks adopted if it was reaped after we read /proc
-// and before we read our pidfds. Such a child is gone, so adopted reads the process again.
-func (sc *scan) adopted(s stat) bool {
-	if sc.direct(s) {
+// isAdopted reports whether a child of ours is adopted. A direct child looks adopted if it was reaped after we read
+// /proc and before we read our pidfds. Such a child is gone, so isAdopted reads the process again.
+func (sc *scan) isAdopted(s stat) bool {
+	if sc.isDirect(s) {
 		return false
 	}
 	again, err := readStat(s.pid)
@@ -75,17 +76,19 @@ func (sc *scan) starting() bool {
 	return false
 }
 
-// byAdoption finds the tree of a child of ours that has no mark. Such a child left its session and cleared its
+// ownerByAdoption finds the tree of a child of ours that has no mark. Such a child left its session and cleared its
 // environment, and its parent died before any scan saw it. If only one tree is older than the child, the child belongs
-// to that tree. If several are, byAdoption does not decide yet, because killing another server's process would spoil a
-// measurement. When only one of these trees is left, it gets the child, so that no orphan survives.
+// to that tree. If several trees are older, ownerByAdoption does not decide yet, because killing another server's
+// process would spoil a measurement. When only one of these trees is left, it gets the child, so that no orphan
+// survives.
 //
-// A direct child belongs to no tree. Nor does an orphan that is in our own session or is older than all trees. The
-// first process of a container also inherits orphans of strangers. If a scan saw such an orphan below a stranger, its
-// mark says so. Otherwise the orphan counts as ours, because the container is the server's.
-func (sc *scan) byAdoption(s stat) (owner *Process, known bool) {
-	if sc.direct(s) {
-		return nil, !sc.starting() // it may be a leader that is just being started
+// A direct child belongs to no tree. An orphan belongs to no tree if it is in our own session or older than all trees.
+// The first process of a container also inherits the orphans of other programs. If a scan saw such an orphan below its
+// own program, the orphan's mark (see the type mark) says so. Otherwise the orphan counts as ours, because the
+// container exists for the server.
+func (sc *scan) ownerByAdoption(s stat) (owner *Process, known bool) {
+	if sc.isDirect(s) {
+		return nil, !sc.starting() // the process may be a leader that is just being started
 	}
 	if s.session == sc.all[sc.self].session {
 		return nil, true
@@ -99,23 +102,23 @@ func (sc *scan) byAdoption(s stat) (owner *Process, known bool) {
 	switch {
 	case len(older) == 0:
 		return nil, true
-	case len(older) > 1 || older[0].record.PID == 0 || !sc.adopted(s):
+	case len(older) > 1 || older[0].record.PID == 0 || !sc.isAdopted(s):
 		return nil, false
 	}
 	return older[0], true
 }
 
-// reap waits for each adopted dead process by its PID. An adopted zombie keeps its PID until we wait for it, so no
-// other process can be meant.
+// reap waits for each adopted dead process by its PID. An adopted zombie keeps its PID until we wait for it, so the PID
+// cannot mean another process.
 func (sc *scan) reap() {
 	for _, s := range sc.all {
-		if s.parent == sc.self && s.dead() && sc.adopted(s) {
+		if s.parent == sc.self && s.dead() && sc.isAdopted(s) {
 			_ = unix.Waitid(unix.P_PID, s.pid, nil, unix.WEXITED|unix.WNOHANG, nil) // if it fails, the next scan tries again
 		}
 	}
 }
 
-// heldPidfds returns the PIDs of the processes whose pidfds this process holds. It reads them in /proc/self/fdinfo
+// heldPidfds returns the PIDs of the processes whose pidfds this process holds. It reads them from /proc/self/fdinfo
 // (proc(5)).
 func heldPidfds() (map[int]bool, error) {
 	fds, err := os.ReadDir("/proc/self/fd")
@@ -125,12 +128,12 @@ func heldPidfds() (map[int]bool, error) {
 	held := map[int]bool{}
 	for _, fd := range fds {
 		target, err := os.Readlink("/proc/self/fd/" + fd.Name())
-		if err != nil || !strings.Contains(target, "pidfd") { // closed meanwhile, or "anon_inode:[pidfd]"
+		if err != nil || !strings.Contains(target, "pidfd") { // the file was closed meanwhile, or is no pidfd: the target of a pidfd is "anon_inode:[pidfd]"
 			continue
 		}
 		info, err := os.ReadFile("/proc/self/fdinfo/" + fd.Name())
 		if err != nil {
-			continue // closed meanwhile
+			continue // the pidfd was closed meanwhile
 		}
 		for line := range strings.Lines(string(info)) {
 			if number, ok := strings.CutPrefix(line, "Pid:"); ok {
@@ -156,7 +159,8 @@ const (
 )
 
 // startReaper starts a goroutine that scans when a child dies, and from time to time. Scans reap dead orphans. They
-// also see processes while their parents are still alive. stop ends the goroutine and returns when it is gone.
+// also see processes while their parents are still alive. The caller ends the goroutine with the returned function,
+// which waits until the goroutine is gone.
 func (h *registry) startReaper() (stop func()) {
 	quit := make(chan struct{})
 	children := make(chan os.Signal, 1)
@@ -206,7 +210,7 @@ func (h *registry) scanOnce() (pause time.Duration, lost bool) {
 	return min(max(minPause, idleScanRatio*time.Since(begin)), maxPause), found && dead.dead()
 }
 
-// childWaits reports whether a dead child waits to be reaped. WNOWAIT makes the call leave it unreaped.
+// childWaits reports whether a dead child waits to be reaped. With WNOWAIT, the call does not reap the child.
 func childWaits() bool {
 	var info unix.Siginfo
 	err := unix.Waitid(unix.P_ALL, 0, &info, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT, nil)

@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// The code that starts a child always gets its exit status, even while orphans die and are reaped. Each child is dead
-// during a scan, which could then steal its status. Sixty children are enough: without the check for direct children,
-// the status of every child is stolen.
+// The code that starts a child always gets the exit status of this child, even while orphans die and are reaped. Each
+// child is dead while a scan runs. A wrong scan would reap the child and so steal its status. Sixty children are
+// enough: without the check for direct children, the status of every child is stolen.
 func TestNoStatusIsStolen(t *testing.T) {
 	for _, row := range []struct {
 		name     string
@@ -51,12 +51,12 @@ func TestNoStatusIsStolen(t *testing.T) {
 	}
 }
 
-// waitForMany starts n children, whose exit codes count up from first. It scans when all are dead, and only then waits
-// for them.
-func waitForMany(t *testing.T, first, n int, leaves manner) {
+// waitForMany starts n children, whose exit codes count up from firstCode. It scans when all are dead, and only then
+// waits for them.
+func waitForMany(t *testing.T, firstCode, n int, leaves manner) {
 	t.Helper()
 	children := map[int]*exec.Cmd{}
-	for code := first; code < first+n; code++ {
+	for code := firstCode; code < firstCode+n; code++ {
 		m := inSession
 		if code%2 == 1 {
 			m = leaves
@@ -95,7 +95,7 @@ func withoutPidfds(t *testing.T) {
 func TestOrphansAreReapedWhileTheServerLives(t *testing.T) {
 	p, said := startTalking(t, "zombie-maker", "made one")
 	eventually(t, "ten orphans", func() bool { return strings.Count(said.String(), "made one") >= 10 })
-	freeze(t, p.record.PID) // makes no more orphans; those that are already dying still die
+	freeze(t, p.record.PID) // a frozen server makes no more orphans; orphans that are already dying still die
 	eventually(t, "all orphans are reaped", func() bool {
 		left, err := descendants()
 		return err == nil && !slices.ContainsFunc(left, func(s stat) bool { return s.dead() && s.parent == os.Getpid() })
@@ -120,7 +120,7 @@ func TestTheFirstProcessOfAPIDNamespace(t *testing.T) {
 		cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{HostID: os.Getuid(), Size: 1}}
 		cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{HostID: os.Getgid(), Size: 1}}
 	}
-	late := time.AfterFunc(3*waitLimit, func() { cmd.Process.Kill() }) // with the first process, its whole namespace dies
+	late := time.AfterFunc(3*waitLimit, func() { cmd.Process.Kill() }) // when the first process dies, its whole namespace dies
 	defer late.Stop()
 	text, err := cmd.CombinedOutput()
 	switch {

@@ -22,7 +22,8 @@ const cgroupPrefix = "tuner-"
 const groupLimit = time.Second
 
 // A cgroup is the directory of a cgroup v2 that holds one tree (Documentation/admin-guide/cgroup-v2.rst of Linux). A
-// process that a member forks is in the cgroup too, whatever its session, environment and parents. Empty means none.
+// process that a member forks is in the cgroup too, whatever its session, environment and parents. The empty string
+// means that there is none.
 type cgroup string
 
 // CgroupSupport returns why servers have no cgroup of their own; nil means that we can make one. In most containers and
@@ -58,8 +59,8 @@ func newCgroup(token string) (cgroup, error) {
 
 func (c cgroup) file(name string) string { return filepath.Join(string(c), name) }
 
-// directories returns the group's directory and those below it, parents first. It returns none if the group does not
-// exist.
+// directories returns the directories of the group and of the groups below it, parents first. It returns none if the
+// group does not exist.
 func (c cgroup) directories() ([]string, error) {
 	if c == "" {
 		return nil, nil
@@ -116,7 +117,8 @@ func (c cgroup) kill() error {
 	return errors.Join(err, f.Close())
 }
 
-// remove removes the group and those below it. They must hold no process. It is no error if the group does not exist.
+// remove removes the group and the groups below it. These groups must hold no process. It is no error if the group does
+// not exist.
 func (c cgroup) remove() error {
 	for deadline := time.Now().Add(groupLimit); ; time.Sleep(pollEvery) {
 		err := c.removeOnce()

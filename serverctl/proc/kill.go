@@ -16,10 +16,11 @@ type treeState struct {
 	dead   []stat // dead processes that wait to be reaped, or that this scan has reaped
 }
 
-// killAll kills the cgroup and sends SIGKILL to every member that scan finds, until two scans in a row are quiet. A
+// killAll kills the cgroup, and sends SIGKILL to every member that a scan finds, until two scans in a row are quiet. A
 // scan is quiet when it finds no living member and no newly dead member. It is not enough to find nobody alive: after
-// /proc was listed, a process can fork and die before the scan reads it. While new members appear, killAll does not
-// pause, so that it is faster than a process that forks in a loop. It returns the PIDs of the processes that it killed.
+// the scan has listed /proc, a process can fork and die before the scan reads it. While new members appear, killAll
+// does not pause, so that it is faster than a process that forks in a loop. It returns the PIDs of the processes that
+// it killed.
 func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed []int, err error) {
 	signalled, knownDead := map[int]stat{}, map[int]stat{}
 	var refused error
@@ -29,10 +30,10 @@ func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed [
 		if err != nil {
 			return killed, err
 		}
-		if first { // only after the first scan, which tells what there was to kill
-			_ = group.kill() // fails before Linux 5.14; then the signals must be enough
+		if first { // the cgroup is killed only after the first scan, which tells which processes there were
+			_ = group.kill() // this call fails before Linux 5.14; then the signals must be enough
 		}
-		living := append(found.living, dying(signalled, found.living)...)
+		living := append(found.living, findDying(signalled, found.living)...)
 		if !addNew(knownDead, found.dead) && len(living) == 0 {
 			quiet++
 			continue
@@ -56,7 +57,7 @@ func killAll(leader int, group cgroup, scan func() (treeState, error)) (killed [
 	return slices.Compact(killed), nil
 }
 
-// addNew adds processes to known. It reports whether known lacked any of them.
+// addNew adds the found processes to a map, and reports whether the map lacked any of them.
 func addNew(known map[int]stat, found []stat) (news bool) {
 	for _, s := range found {
 		if known[s.pid].startTime != s.startTime {
@@ -66,10 +67,10 @@ func addNew(known map[int]stat, found []stat) (news bool) {
 	return news
 }
 
-// dying returns the signalled processes that are not dead yet, but no longer look like members. A process that ends
+// findDying returns the signalled processes that are not dead yet, but no longer look like members. A process that ends
 // first frees its memory, which holds the token, and leaves its cgroup. It closes its files only afterwards (do_exit in
 // kernel/exit.c of Linux). So it may still hold a port, or, for seconds, a GPU.
-func dying(signalled map[int]stat, members []stat) []stat {
+func findDying(signalled map[int]stat, members []stat) []stat {
 	var left []stat
 	for pid, s := range signalled {
 		now, err := readStat(pid)
@@ -83,9 +84,9 @@ func dying(signalled map[int]stat, members []stat) []stat {
 	return left
 }
 
-// killOne opens the process, and only then checks that it is the intended one, because the PID may have been reused
-// since the scan. os.FindProcess holds a pidfd on Linux 5.4 and later, and Kill signals through the pidfd (pidfdFind
-// and pidfdSendSignal in os/pidfd_linux.go of Go 1.26).
+// killOne kills a process that a scan found. The PID may have been reused since the scan, so killOne opens the process
+// first, and then checks that it is the intended one. os.FindProcess holds a pidfd on Linux 5.4 and later, and Kill
+// signals through the pidfd (pidfdFind and pidfdSendSignal in os/pidfd_linux.go of Go 1.26).
 func killOne(meant stat) error {
 	p, err := os.FindProcess(meant.pid)
 	if err != nil {

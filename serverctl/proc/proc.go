@@ -5,8 +5,8 @@
 //
 // The package knows members by several marks, because a process can lose each mark. A daemon leaves its session. env -i
 // clears the token in the environment. If we may make a cgroup v2 for the tree, only a process with rights over cgroups
-// can leave it. The last mark is the parents of a process, as we saw them. This process is also a child subreaper: it
-// becomes the parent of descendants whose own parent died.
+// can leave that cgroup. The last mark is the parent that a process had when we saw it. Our own process is also a child
+// subreaper: it becomes the parent of descendants whose own parent died.
 package proc
 
 import (
@@ -25,9 +25,13 @@ import (
 	"vllmtuner/render"
 )
 
-// tokenVariable is the environment variable with the token that marks a child and its descendants. A process that
+// TokenVariable is the environment variable with the token that marks a child and its descendants. A process that
 // leaves the session keeps the token.
-const tokenVariable = "TUNER_SERVER_TOKEN"
+const TokenVariable = "TUNER_SERVER_TOKEN"
+
+// TitleVariable is the environment variable that keeps setproctitle from overwriting the environment, and with it the
+// token.
+const TitleVariable = "SPT_NOENV"
 
 const (
 	// killLimit is how long processes may take to disappear after SIGKILL. Even a CUDA context of 140 GiB is freed
@@ -54,6 +58,8 @@ type Spec struct {
 	Env    []string  // KEY=VALUE; nil means the owner's environment
 	Dir    string    // working directory; empty means the owner's
 	Output io.Writer // gets stdout and stderr in pieces of at most 32 KiB, from one goroutine; nil discards them
+	Stdin  *os.File  // the child's standard input; nil means /dev/null. The caller closes its copy
+	Stderr *os.File  // the child's standard error; nil means that it goes to Output. The caller closes its copy
 }
 
 // A Process is a started command with all its descendants.
@@ -62,11 +68,11 @@ type Process struct {
 	cmd    *exec.Cmd
 	pipe   *os.File // read end of the pipe for the output
 
-	exited    chan struct{} // closed when the leader was reaped and its output read, or outputGrace is over
-	read      chan struct{} // closed when the output was read to its end
-	outputErr error         // first error of Spec.Output; valid once the channel read is closed
-	gone      atomic.Bool   // set when no member is alive; from then on a PID may mean another process
-	released  sync.Once     // makes release act only once
+	exited     chan struct{} // closed after the leader was reaped, when its output was read or outputGrace is over
+	outputRead chan struct{} // closed when the output was read to its end
+	outputErr  error         // first error of Spec.Output; valid once outputRead is closed
+	gone       atomic.Bool   // set when no member is alive; from then on a PID may mean another process
+	released   sync.Once     // lets release() act only once
 }
 
 // Start starts the command in its own session. If this process dies, for whatever reason, the kernel kills the command.
@@ -85,7 +91,7 @@ func Start(spec Spec) (*Process, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start %s: %w", spec.Argv[0], err)
 	}
-	p := &Process{record: record, pipe: output, exited: make(chan struct{}), read: make(chan struct{})}
+	p := &Process{record: record, pipe: output, exited: make(chan struct{}), outputRead: make(chan struct{})}
 	home.begin(p)
 	started := make(chan error)
 	go p.run(spec, input, started)
@@ -96,7 +102,7 @@ func Start(spec Spec) (*Process, error) {
 		p.release()
 		return nil, fmt.Errorf("start %s: %w", spec.Argv[0], err)
 	}
-	home.watchdog.keep(p.record) // before the fork the watchdog got only the token; the complete record tells it the session too
+	home.watchdog.keep(p.record) // before the fork the watchdog got only the token; the complete record also has the session
 	go p.readOutput(spec.Output)
 	return p, nil
 }
@@ -114,15 +120,15 @@ func (p *Process) run(spec Spec, input *os.File, started chan<- error) {
 	}
 	_ = p.cmd.Wait() // p.cmd.ProcessState says how the leader ended
 	select {
-	case <-p.read:
+	case <-p.outputRead:
 	case <-time.After(outputGrace):
 	}
 	close(p.exited)
 }
 
-// fork starts the leader in its cgroup. If that fails, fork starts it without a cgroup, because the error does not tell
-// whether the cgroup or the program is at fault. Seccomp profiles answer ENOSYS to clone3, and a missing program gives
-// ENOENT with a cgroup and without.
+// fork starts the leader in its cgroup. If that fails, fork tries again without a cgroup, because the error does not
+// tell whether the cgroup or the program is at fault. For example, ENOENT means that one of the two is missing. A
+// seccomp profile may answer ENOSYS to clone3, which only a start in a cgroup needs.
 func (p *Process) fork(spec Spec, input *os.File) error {
 	err := p.forkInto(p.record.group(), spec, input)
 	if err == nil || p.record.Cgroup == "" {
@@ -150,10 +156,15 @@ func (p *Process) forkInto(group cgroup, spec Spec, input *os.File) error {
 	if env == nil {
 		env = os.Environ()
 	}
-	// setproctitle overwrites the environment, and with it the token, unless SPT_NOENV is set.
-	cmd.Env = append(env[:len(env):len(env)], tokenVariable+"="+p.record.Token, "SPT_NOENV=1")
+	cmd.Env = append(env[:len(env):len(env)], TokenVariable+"="+p.record.Token, TitleVariable+"=1")
 	cmd.Dir = spec.Dir
 	cmd.Stdout, cmd.Stderr = input, input
+	if spec.Stdin != nil { // a nil *os.File in the interface would not be nil
+		cmd.Stdin = spec.Stdin
+	}
+	if spec.Stderr != nil {
+		cmd.Stderr = spec.Stderr
+	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -166,7 +177,7 @@ func (p *Process) forkInto(group cgroup, spec Spec, input *os.File) error {
 	return nil
 }
 
-// reaped drops an error of Wait that only says how the process ended.
+// reaped returns the error of Wait, or nil if the error only says how the process ended.
 func reaped(err error) error {
 	if _, ok := errors.AsType[*exec.ExitError](err); ok {
 		return nil
@@ -177,7 +188,7 @@ func reaped(err error) error {
 // readOutput reads until the last process that holds the pipe has ended. It goes on when the writer fails, because a
 // full pipe would block the child. It buffers at most 32 KiB.
 func (p *Process) readOutput(w io.Writer) {
-	defer close(p.read)
+	defer close(p.outputRead)
 	defer p.pipe.Close()
 	buf := make([]byte, 32<<10)
 	for {
@@ -197,7 +208,7 @@ func (p *Process) readOutput(w io.Writer) {
 func (p *Process) Record() Record { return p.record }
 
 // Exited returns a channel that is closed when the leader has ended and its output was written. If a living process
-// holds the pipe, it is closed 500 ms after the leader's end. Other members may still be alive: see Members.
+// holds the pipe, the channel is closed 500 ms after the leader's end. Other members may still be alive: see Members.
 func (p *Process) Exited() <-chan struct{} { return p.exited }
 
 // State returns how the leader ended. It is nil while the leader runs.
@@ -223,10 +234,10 @@ func (p *Process) state() (treeState, error) {
 	return home.state(p)
 }
 
-// Stop ends the tree. It sends SIGTERM to the leader, and waits until all members have ended, but at most for grace.
-// Then it sends SIGKILL to every member until none is left. The end of ctx only cuts the wait short. Stop returns when
-// no member is alive. It fails when a member survives SIGKILL for ten seconds, or when the output could not be written.
-// Stop may be called again.
+// Stop ends the tree. It sends SIGTERM to the leader, and waits until all members have ended, but at most for the grace
+// period. Then it sends SIGKILL to every member until none is left. The end of ctx only cuts the wait short. Stop
+// returns when no member is alive. It fails when a member survives SIGKILL for ten seconds, or when the output could
+// not be written. Stop may be called again.
 func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 	refused := p.terminate()
 	if refused == nil {
@@ -236,9 +247,9 @@ func (p *Process) Stop(ctx context.Context, grace time.Duration) error {
 		return err
 	}
 	// No member writes any more. But a process outside the tree may hold the pipe, and must not block the reader.
-	_ = p.pipe.SetReadDeadline(time.Now().Add(outputGrace)) // fails when the reader has already finished
+	_ = p.pipe.SetReadDeadline(time.Now().Add(outputGrace)) // this call fails when the reader has already finished
 	select {
-	case <-p.read:
+	case <-p.outputRead:
 	case <-time.After(outputLimit):
 		return fmt.Errorf("write the last output of process %d: not done after %s; check that the disk of the log "+
 			"still accepts data", p.record.PID, render.Took(outputLimit))
@@ -256,8 +267,8 @@ func (p *Process) terminate() error {
 	return nil
 }
 
-// awaitEnd waits until the leader and its descendants have ended, but at most for grace. After the leader's end it
-// waits at most orphanGrace.
+// awaitEnd waits until the leader and its descendants have ended, but at most for the grace period. After the leader's
+// end it waits at most orphanGrace.
 func (p *Process) awaitEnd(ctx context.Context, grace time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
@@ -287,7 +298,7 @@ func (p *Process) kill() error {
 }
 
 // release removes the cgroup of a tree that has ended, and makes the watchdog and the registry forget the tree. The
-// cgroup comes first: if we die in between, the watchdog still knows the tree.
+// cgroup is removed first: if we die before the next step, the watchdog still knows the tree.
 func (p *Process) release() {
 	p.released.Do(func() {
 		_ = p.record.group().remove() // a cgroup that cannot be removed is empty and harmless

@@ -71,7 +71,7 @@ func testStopLeavesNothing(t *testing.T) {
 func stop(t *testing.T, p *Process, ctx context.Context, grace time.Duration) error {
 	t.Helper()
 	stopped := make(chan error, 1)
-	go func() { stopped <- p.Stop(ctx, grace) }() // ends with the processes at the latest
+	go func() { stopped <- p.Stop(ctx, grace) }() // this goroutine ends with the processes at the latest
 	select {
 	case err := <-stopped:
 		return err
@@ -179,7 +179,7 @@ func TestTheChildOutlivesTheThreadsThatComeAndGo(t *testing.T) {
 	var callers sync.WaitGroup
 	for i := range children {
 		callers.Go(func() {
-			runtime.LockOSThread() // never unlocked: the thread dies with the goroutine
+			runtime.LockOSThread() // the goroutine never unlocks the thread, so the thread dies with the goroutine
 			var err error
 			if children[i], err = startReady("polite"); err != nil {
 				t.Error(err)

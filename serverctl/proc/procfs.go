@@ -43,7 +43,7 @@ func processes() (map[int]stat, error) {
 	for _, name := range names {
 		pid, err := strconv.Atoi(name)
 		if err != nil {
-			continue // not a process
+			continue // not a PID, so the directory describes no process
 		}
 		s, err := readStat(pid)
 		if vanished(err) || errors.Is(err, fs.ErrPermission) { // hidepid (proc(5)) hides other users' processes
@@ -70,7 +70,7 @@ func readStat(pid int) (stat, error) {
 }
 
 // parseStat parses a line of /proc/PID/stat. The second field is the command in parentheses; the command itself may
-// have spaces and parentheses. The fields after it are the state and numbers.
+// have spaces and parentheses. The fields after the command are the state and numbers.
 func parseStat(line string) (stat, error) {
 	open, end := strings.IndexByte(line, '('), strings.LastIndexByte(line, ')')
 	if open < 0 || end < open {
@@ -122,9 +122,9 @@ func (p *Process) Listens(port int) (bool, error) {
 	return len(wanted) == 0, nil
 }
 
-// listeners returns the inodes of the sockets that listen on a port. table is the text of /proc/net/tcp or tcp6. Its
-// fields are slot, local address:port in hex, remote, state (0A is LISTEN), queues, timer, retransmits, user, timeout,
-// inode.
+// listeners returns the inodes of the sockets that listen on a port. It parses the text of /proc/net/tcp or
+// /proc/net/tcp6. Each line has these fields: slot, local address:port in hex, remote, state (0A is LISTEN), queues,
+// timer, retransmits, user, timeout, inode.
 func listeners(table string, port int) []string {
 	suffix := fmt.Sprintf(":%04X", port)
 	var inodes []string
@@ -141,14 +141,14 @@ func listeners(table string, port int) []string {
 	return inodes
 }
 
-// reachable lists the local addresses that receive connections to 127.0.0.1, in hex as the kernel writes them. The
-// words have the byte order of the machine, which is little-endian wherever vLLM runs.
+// reachable lists the local addresses that receive connections to 127.0.0.1, in hex as the kernel writes them. Each
+// 32-bit word of an address has the byte order of the machine, which is little-endian wherever vLLM runs.
 var reachable = []string{
-	"0100007F", "00000000", // 127.0.0.1 and any
+	"0100007F", "00000000", // 127.0.0.1 and 0.0.0.0 (any address)
 	"00000000000000000000000000000000", "0000000000000000FFFF00000100007F", // :: and ::ffff:127.0.0.1
 }
 
-// dropHeld removes those sockets from the map that the process holds open.
+// dropHeld removes from the map those sockets that the process holds open.
 func dropHeld(sockets map[string]bool, pid int) error {
 	fds, err := os.ReadDir(procPath(pid, "fd"))
 	if vanished(err) {

@@ -26,13 +26,13 @@ type Record struct {
 	Cgroup       string `json:"cgroup,omitempty"` // directory of the tree's cgroup v2; empty means it has none
 }
 
-// newRecord returns the record of a tree that will be started. It has no leader yet.
+// newRecord returns the record of a tree that will be started. The tree has no leader yet.
 func newRecord() (Record, error) {
 	token := make([]byte, 16)
 	rand.Read(token) // never fails: crypto/rand ends the program instead
 	r := Record{Token: hex.EncodeToString(token)}
 	var err error
-	r.BootID, r.PIDNamespace, err = here()
+	r.BootID, r.PIDNamespace, err = bootAndNamespace()
 	return r, err
 }
 
@@ -40,10 +40,11 @@ func newRecord() (Record, error) {
 // killed. It fails when a process survives SIGKILL for ten seconds. After a reboot it does nothing.
 //
 // Reclaim has not seen the tree grow, so it kills only processes that are provably members. A member has the token, or
-// is in the cgroup whose name contains the token. A process of the session is a member too, if the leader is dead or is
-// the recorded leader. So processes with a reused PID and other users' processes are safe. Two kinds of members can
-// escape Reclaim, but not Stop. One is a daemon that left its session, cleared its environment and has no cgroup of
-// ours. The other is a tree without a cgroup that forks faster than /proc can be read.
+// is in the cgroup whose name contains the token. A process of the recorded session is a member too, if no process has
+// the PID of the leader, or if that process is the recorded leader. So processes with a reused PID and other users'
+// processes are safe. Two kinds of members can escape Reclaim, but not Stop. One is a daemon that left its session,
+// cleared its environment and has no cgroup of ours. The other is a tree without a cgroup that forks faster than /proc
+// can be read.
 func Reclaim(r Record) (killed []int, err error) {
 	if r.PID <= 0 {
 		return nil, fmt.Errorf("reclaim a server: its record names no process (pid %d)", r.PID)
@@ -54,9 +55,9 @@ func Reclaim(r Record) (killed []int, err error) {
 // reclaim does the same as Reclaim, for a record that may lack the leader's PID.
 func (r Record) reclaim() (killed []int, err error) {
 	if r.Token == "" {
-		return nil, errors.New("reclaim a server: its record has no token") // most processes have none
+		return nil, errors.New("reclaim a server: its record has no token") // an empty token would match every process that has no token
 	}
-	bootID, namespace, err := here()
+	bootID, namespace, err := bootAndNamespace()
 	if err != nil {
 		return nil, fmt.Errorf("reclaim server process %d: %w", r.PID, err)
 	}
@@ -67,11 +68,12 @@ func (r Record) reclaim() (killed []int, err error) {
 		r.PID = 0 // the PID means nothing here; token and cgroup are the same in every namespace
 	}
 	killed, err = killAll(r.PID, r.group(), r.state)
-	_ = r.group().remove() // fails when the cgroup is not ours to remove; also when it is not empty, but then err says so
+	_ = r.group().remove() // this call fails if we may not remove the cgroup, or if it is not empty; err tells about processes that are left
 	return killed, err
 }
 
-// group returns the recorded cgroup if its name contains the token, and "" otherwise: it may be somebody else's.
+// group returns the recorded cgroup if its name contains the token, and "" otherwise, because any other cgroup may be
+// somebody else's.
 func (r Record) group() cgroup {
 	if filepath.Base(r.Cgroup) != cgroupPrefix+r.Token {
 		return ""
@@ -115,14 +117,15 @@ func (r Record) state() (treeState, error) {
 	return f, nil
 }
 
-// here identifies this boot and our PID namespace. PIDs and start times are valid only within both. here fails when
-// /proc shows another namespace, where the same PIDs are other processes.
-func here() (bootID, namespace string, err error) {
+// bootAndNamespace identifies this boot and our PID namespace. PIDs and start times are valid only within one boot and
+// one namespace. If /proc shows another namespace, bootAndNamespace returns an error, because the same PIDs are other
+// processes there.
+func bootAndNamespace() (bootID, namespace string, err error) {
 	b, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", "", fmt.Errorf("read the boot id: %w", err)
 	}
-	namespace, _ = os.Readlink("/proc/self/ns/pid") // a kernel without namespaces has only one, without a name
+	namespace, _ = os.Readlink("/proc/self/ns/pid") // a kernel without namespaces has only one namespace, which has no name
 	self, err := os.Readlink("/proc/self")
 	if err != nil {
 		return "", "", fmt.Errorf("read the PID of the tuner: %w", err)
@@ -134,12 +137,12 @@ func here() (bootID, namespace string, err error) {
 	return strings.TrimSpace(string(b)), namespace, nil
 }
 
-// ownUser reports whether the real user of a process is our user; we kill only such a process. The owner of /proc/PID
+// ownUser reports whether the real user of a process is our user; we kill only such processes. The owner of /proc/PID
 // does not tell this: it is root for a process that may not be dumped (proc(5)).
 func ownUser(pid int) bool {
 	status, err := os.ReadFile(procPath(pid, "status"))
 	if err != nil {
-		return false // gone
+		return false // the process is gone
 	}
 	for line := range strings.Lines(string(status)) {
 		if ids, ok := strings.CutPrefix(line, "Uid:"); ok { // real, effective, saved, file system
@@ -154,10 +157,10 @@ func ownUser(pid int) bool {
 func tokenOf(pid int) string {
 	environ, err := os.ReadFile(procPath(pid, "environ"))
 	if err != nil {
-		return "" // gone, or not readable: then the process is not ours
+		return "" // the process is gone, or we may not read its environment because it is not ours
 	}
 	for variable := range bytes.SplitSeq(environ, []byte{0}) {
-		if token, ok := bytes.CutPrefix(variable, []byte(tokenVariable+"=")); ok {
+		if token, ok := bytes.CutPrefix(variable, []byte(TokenVariable+"=")); ok {
 			return string(token)
 		}
 	}

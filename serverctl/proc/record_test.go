@@ -10,7 +10,7 @@ import (
 // If the watchdog was killed before its owner, the next run ends what the owner left behind.
 func TestReclaimAfterTheOwnerWasKilled(t *testing.T) {
 	inBothWays(t, func(t *testing.T) {
-		o := own(t, "own family")
+		o := startOwner(t, "own family")
 		if len(o.Members) != 3 {
 			t.Fatalf("members = %v; want the leader and two children", o.Members)
 		}

@@ -63,7 +63,7 @@ func play(role string) error {
 	case "polite": // SIGTERM ends it, as it does by default
 	case "stubborn":
 		signal.Ignore(syscall.SIGTERM)
-	case "brief": // outlives its parent, but not for long
+	case "brief": // this process outlives its parent, but not for long
 		fmt.Println("ready")
 		time.Sleep(20 * time.Millisecond)
 		return nil
@@ -81,7 +81,7 @@ func play(role string) error {
 		}
 	case "flood":
 		return flood(arg)
-	case "headless": // its main thread ends, its other threads live on
+	case "headless": // the main thread ends, and the other threads live on
 		fmt.Println("ready")
 		time.AfterFunc(lifetime, func() { os.Exit(0) })
 		syscall.Syscall(syscall.SYS_EXIT, 0, 0, 0)
@@ -108,13 +108,13 @@ func play(role string) error {
 // playParent plays the roles that have children. It reports whether the role goes on living.
 func playParent(role, arg string) (stays bool, err error) {
 	switch role {
-	case "family": // has two stubborn children: one in the same session, and one outside
+	case "family": // this parent has two stubborn children: one in the same session, and one outside
 		return true, errors.Join(bear("stubborn", inSession), bear("stubborn", leaving))
-	case "abandon": // dies and leaves a stubborn child
+	case "abandon": // this parent dies and leaves a stubborn child
 		return false, bear("stubborn", inSession)
-	case "daemonise": // its daemon leaves the session, clears its environment, and loses its parent
+	case "daemonise": // the daemon of this parent leaves the session, clears its environment, and loses its parent
 		return true, command("bear-and-exit stubborn", clean).Run()
-	case "daemonise-later": // its argument is the role that says how
+	case "daemonise-later": // waits for SIGUSR1; its argument is the role that starts the daemon
 		told := make(chan os.Signal, 1)
 		signal.Notify(told, syscall.SIGUSR1)
 		fmt.Println("waiting")
@@ -124,13 +124,13 @@ func playParent(role, arg string) (stays bool, err error) {
 		return false, bear(arg, clean)
 	case "bear-marked-and-exit":
 		return false, bear(arg, leaving)
-	case "nest": // like daemonise, but the daemon's parent stays alive
+	case "nest": // as in the role daemonise, but the daemon's parent stays alive
 		return true, bear("nested", clean)
 	case "nested":
 		return true, bear("stubborn", clean)
-	case "zombies": // it waits for none of its children
+	case "zombies": // this parent waits for none of its children
 		return true, errors.Join(bearZombie(), bearZombie(), bearZombie())
-	case "zombie-maker": // it makes orphans that die, over and over
+	case "zombie-maker": // this parent makes orphans that die, over and over
 		fmt.Println("ready")
 		for end := time.Now().Add(lifetime); time.Now().Before(end); {
 			if err := command("bear-and-exit brief", clean).Run(); err != nil {
@@ -162,7 +162,7 @@ func bearZombie() error {
 	if err := cmd.Start(); err != nil {
 		return err
 	}
-	for end := time.Now().Add(10 * time.Second); alive(cmd.Process.Pid); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(waitLimit); alive(cmd.Process.Pid); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			return errors.New("a child does not end")
 		}
@@ -195,9 +195,9 @@ type report struct {
 // playOwner plays an owner: a tuner that will be killed.
 func playOwner(role, arg string) error {
 	switch role {
-	case "own-untold": // killed while it forks: the watchdog knows a token but no PID
+	case "own-untold": // this owner is killed while it forks: the watchdog knows a token but no PID
 		return dieForking()
-	case "own-unready": // killed as soon as it has forked
+	case "own-unready": // this owner is killed as soon as it has forked
 		p, err := Start(Spec{Argv: []string{os.Args[0]}, Env: environ(arg)})
 		if err != nil {
 			return err
@@ -221,7 +221,7 @@ func playOwner(role, arg string) error {
 	}
 	r := report{Records: []Record{p.Record()}}
 	r.Members, err = p.Members()
-	if role == "own-twice" { // its first watchdog has died
+	if role == "own-twice" { // the first watchdog of this owner has died
 		first := home.watchdog.pid()
 		err = errors.Join(err, syscall.Kill(first, syscall.SIGKILL))
 		for end := time.Now().Add(waitLimit); alive(first) && time.Now().Before(end); {
@@ -251,7 +251,7 @@ func dieForking() error {
 	p := &Process{record: record}
 	home.begin(p)
 	cmd := command("stubborn", leaving)
-	cmd.Env = append(cmd.Env, tokenVariable+"="+record.Token)
+	cmd.Env = append(cmd.Env, TokenVariable+"="+record.Token)
 	out, err := cmd.StdoutPipe()
 	if err := errors.Join(err, cmd.Start()); err != nil {
 		return err
@@ -263,7 +263,7 @@ func dieForking() error {
 	return errors.Join(tell(r), syscall.Kill(os.Getpid(), syscall.SIGKILL))
 }
 
-// A manner is how a child is started.
+// A manner says how a child is started.
 type manner int
 
 const (

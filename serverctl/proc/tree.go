@@ -15,16 +15,16 @@ var home = registry{newGroup: newCgroup, held: heldPidfds}
 // A registry holds every tree that this process has started and that has not ended. It also holds what the last scan
 // found on the machine.
 type registry struct {
-	newGroup func(token string) (cgroup, error) // newCgroup; tests replace it
-	held     func() (map[int]bool, error)       // heldPidfds; tests replace it
+	newGroup func(token string) (cgroup, error) // newCgroup, except in tests
+	held     func() (map[int]bool, error)       // heldPidfds, except in tests
 
 	mu         sync.Mutex
-	trees      []*Process   // trees between the calls of begin and end, in the order of their start
+	trees      []*Process   // trees that have begun and not ended, in the order of their start
 	marks      map[int]mark // what the last scan found, by PID
 	pidfds     bool         // whether os/exec holds pidfds of its children on this machine
 	stopReaper func()       // nil while there are no trees
 
-	watchdog watchdog // its lock must be taken before mu
+	watchdog watchdog // its own lock must be taken before mu
 }
 
 // A mark is what scans have found out about one process.
@@ -33,8 +33,8 @@ type mark struct {
 	owner     *Process // the tree that the process belongs to; nil means none of ours
 }
 
-// begin registers a tree before it has a process: it makes the cgroup and tells the watchdog the token. If we are
-// killed during the fork, the watchdog finds the new processes by the cgroup or the token.
+// begin registers a tree that has no process yet. It makes the cgroup of the tree and tells the watchdog the token. If
+// we are killed during the fork, the watchdog finds the new processes by the cgroup or the token.
 func (h *registry) begin(p *Process) {
 	_ = becomeSubreaper()                  // if it fails, the other marks must find orphans
 	group, _ := h.newGroup(p.record.Token) // without a cgroup, the other marks must find the processes
@@ -59,7 +59,7 @@ func (h *registry) born(p *Process, leader stat) {
 	}
 }
 
-// end removes an ended tree from the registry. With the last tree the scans stop.
+// end removes an ended tree from the registry. When no tree is left, the scans stop.
 func (h *registry) end(p *Process) {
 	h.mu.Lock()
 	h.trees = slices.DeleteFunc(h.trees, func(other *Process) bool { return other == p })
@@ -68,7 +68,7 @@ func (h *registry) end(p *Process) {
 		stop, h.stopReaper, h.marks = h.stopReaper, nil, nil
 	}
 	h.mu.Unlock()
-	stop() // called without the lock, because a running scan needs it
+	stop() // stop is called without the lock, because a running scan needs the lock
 }
 
 // dropGroup removes the cgroup of a tree that could not use it.
@@ -152,8 +152,9 @@ type scan struct {
 	held    func() (map[int]bool, error) // returns the processes whose pidfds we hold
 }
 
-// owner returns the tree of a process; nil means none of ours. known is false if that is not certain yet. owner follows
-// at most depth parents: /proc is not read in one instant, so reused PIDs could form a circle.
+// owner returns the tree of a process, or nil if the process belongs to none of our trees. If the owner is not certain
+// yet, known is false. The search follows at most depth parents: /proc is not read in one instant, so reused PIDs could
+// form a circle.
 func (sc *scan) owner(pid, depth int) (owner *Process, known bool) {
 	s, ok := sc.all[pid]
 	if !ok || depth == 0 {
@@ -171,7 +172,7 @@ func (sc *scan) owner(pid, depth int) (owner *Process, known bool) {
 // find tries the marks of a process, the most reliable first. The result of an earlier scan comes before the marks that
 // a process can lose. So a process that changes its session or environment, or whose parent dies, keeps its owner.
 func (sc *scan) find(s stat, depth int) (owner *Process, known bool) {
-	if p := sc.bySession(s); p != nil {
+	if p := sc.ownerBySession(s); p != nil {
 		return p, true
 	}
 	if m, ok := sc.home.marks[s.pid]; ok && m.startTime == s.startTime {
@@ -180,22 +181,22 @@ func (sc *scan) find(s stat, depth int) (owner *Process, known bool) {
 	if p := sc.grouped[s.pid]; p != nil {
 		return p, true
 	}
-	if p := sc.byToken(s); p != nil {
+	if p := sc.ownerByToken(s); p != nil {
 		return p, true
 	}
 	switch s.parent {
 	case 0: // the first process, kernel threads, and processes that entered our PID namespace from outside (kubectl exec)
 		return nil, true
 	case sc.self:
-		return sc.byAdoption(s)
+		return sc.ownerByAdoption(s)
 	default:
 		return sc.owner(s.parent, depth-1)
 	}
 }
 
-// bySession finds the tree of a process by its session. The kernel reuses a session ID only when no process is left
-// in the session, so a living leader with another start time means a new session.
-func (sc *scan) bySession(s stat) *Process {
+// ownerBySession finds the tree of a process by its session. The kernel reuses a session ID only when no process is
+// left in the session, so a living leader with another start time shows that the session is new.
+func (sc *scan) ownerBySession(s stat) *Process {
 	for _, p := range sc.home.trees {
 		if s.session != p.record.PID || s.session == 0 {
 			continue
@@ -207,7 +208,7 @@ func (sc *scan) bySession(s stat) *Process {
 	return nil
 }
 
-func (sc *scan) byToken(s stat) *Process {
+func (sc *scan) ownerByToken(s stat) *Process {
 	token := tokenOf(s.pid)
 	for _, p := range sc.home.trees {
 		if p.record.Token == token {

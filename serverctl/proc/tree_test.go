@@ -128,7 +128,7 @@ func TestAnOrphanThatNobodySaw(t *testing.T) {
 		t.Run(row.name, func(t *testing.T) {
 			other := start(t, "polite", "ready")
 			p, said := startTalking(t, "daemonise-later "+row.role, "waiting")
-			home.mu.Lock() // keeps scans out while the daemon starts
+			home.mu.Lock() // this lock keeps scans out while the daemon starts
 			if err := syscall.Kill(p.record.PID, syscall.SIGUSR1); err != nil {
 				t.Fatal(err)
 			}

@@ -33,7 +33,7 @@ var mainCalled atomic.Bool
 
 // Main must be the first call in main, and in TestMain of tests that start processes. In a watchdog process Main does
 // not return. In any other process it allows Start to start a watchdog. A program that never calls Main has no
-// watchdog: the second process would run as the program itself and start a third.
+// watchdog: its second process would run as the program itself and start a third.
 func Main() {
 	if os.Getenv(watchdogVariable) == "" {
 		mainCalled.Store(true)
@@ -42,7 +42,7 @@ func Main() {
 	// Only the end of the pipe ends the watchdog. It must survive signals that go to a whole terminal or session.
 	signal.Ignore(syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 	closeInherited()
-	_ = os.WriteFile("/proc/self/comm", []byte("tuner-watchdog"), 0) // shown by ps, which would call it exe otherwise
+	_ = os.WriteFile("/proc/self/comm", []byte("tuner-watchdog"), 0) // ps shows this name; otherwise it would show exe
 	if err := guard(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, "tuner: watchdog:", err)
 		os.Exit(1)
@@ -51,8 +51,8 @@ func Main() {
 }
 
 // closeInherited closes the files that the owner itself had inherited, such as a pipe of the shell that started the
-// owner. The reader of such a pipe waits for the owner's end, and must not wait for ours. Go opens every file
-// close-on-exec. So a file that is not close-on-exec was inherited, except the standard three.
+// owner. The reader of such a pipe waits for the owner's end, and must not wait for the watchdog's end. Go opens every
+// file close-on-exec. So a file that is not close-on-exec was inherited, except the standard three.
 func closeInherited() {
 	fds, err := filepath.Glob("/proc/self/fd/*")
 	if err != nil {
@@ -64,7 +64,7 @@ func closeInherited() {
 			continue
 		}
 		if flags, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err == nil && flags&unix.FD_CLOEXEC == 0 {
-			_ = unix.Close(fd) // not our file, so an error when closing it does not matter
+			_ = unix.Close(fd) // the file is not ours, so an error when closing it does not matter
 		}
 	}
 }
@@ -106,11 +106,11 @@ func guard(orders io.Reader) error {
 // A watchdog is the owner's handle of its watchdog process: a second process of this program, which reads from a pipe.
 // Only the owner holds the write end (os.Pipe makes it close-on-exec). When the owner dies, for whatever reason, the
 // pipe ends, and the watchdog ends what the owner left behind. One watchdog serves all trees, from the first Start to
-// the owner's end. If the watchdog dies, the next Start replaces it, or the first scan that finds it dead.
+// the owner's end. If the watchdog dies, it is replaced by the next Start, or by the first scan that finds it dead.
 type watchdog struct {
 	mu      sync.Mutex
 	cmd     *exec.Cmd // nil while there is no watchdog
-	since   time.Time // when it was started
+	since   time.Time // when the watchdog was started
 	orders  *os.File
 	err     error // why there is no watchdog
 	process atomic.Int64
@@ -134,7 +134,7 @@ func (w *watchdog) replace() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.cmd != nil && time.Since(w.since) > replaceAfter {
-		w.tell(order{}) // clears w.cmd if the watchdog is dead; another may have been started meanwhile
+		w.tell(order{}) // clears w.cmd if the watchdog is dead; another watchdog may have been started meanwhile
 		w.ensure()
 	}
 }
@@ -143,7 +143,7 @@ func (w *watchdog) replace() {
 func (w *watchdog) pid() int { return int(w.process.Load()) }
 
 // keep tells the watchdog about a tree that will start or has started. It starts a watchdog if there is none. It
-// returns no error: WatchdogSupport tells why there is no watchdog.
+// returns no error, because WatchdogSupport tells why there is no watchdog.
 func (w *watchdog) keep(r Record) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -190,9 +190,9 @@ func (w *watchdog) tell(o order) {
 	}
 }
 
-// start starts this program again as the watchdog, in its own session. It starts the same program even if its file was
-// replaced meanwhile. The watchdog gets only the environment that it needs, so that it holds no secret. It shares our
-// stderr, because it may have to report what it could not end.
+// start starts this program again as the watchdog, in its own session. It starts the same program even if the program's
+// file was replaced meanwhile. The watchdog gets only the environment that it needs, so that it holds no secret. It
+// shares our stderr, because it may have to report what it could not end.
 func (w *watchdog) start() error {
 	if !mainCalled.Load() {
 		return errors.New("start the watchdog: this program does not call proc.Main, so it cannot be its own watchdog")
@@ -211,7 +211,7 @@ func (w *watchdog) start() error {
 			cmd.Env = append(cmd.Env, name+"="+value)
 		}
 	}
-	cmd.Dir = "/" // so that it does not keep a file system from being unmounted
+	cmd.Dir = "/" // so the watchdog does not keep a file system from being unmounted
 	cmd.Stdin, cmd.Stderr = r, os.Stderr
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
@@ -222,7 +222,8 @@ func (w *watchdog) start() error {
 	return nil
 }
 
-// end kills the watchdog before it closes the pipe. The watchdog must not reclaim trees that still have an owner.
+// end kills the watchdog before it closes the pipe. At the end of the pipe, the watchdog would reclaim trees that still
+// have an owner.
 func (w *watchdog) end() {
 	_ = w.cmd.Process.Kill() // the watchdog may already be dead
 	_ = w.cmd.Wait()         // we killed it, so its status says nothing

@@ -26,8 +26,9 @@ type owner struct {
 	cmd *exec.Cmd
 }
 
-// own starts an owner and waits for its report. The cleanup of the test kills the owner, and waits for its watchdog.
-func own(t *testing.T, role string) *owner {
+// startOwner starts an owner and waits for its report. The cleanup of the test kills the owner, and waits for its
+// watchdog.
+func startOwner(t *testing.T, role string) *owner {
 	t.Helper()
 	o := &owner{cmd: command(role, inSession)}
 	if groupsOff {
@@ -41,7 +42,7 @@ func own(t *testing.T, role string) *owner {
 	if err := o.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	late := time.AfterFunc(waitLimit, func() { o.cmd.Process.Kill() }) // then Decode fails
+	late := time.AfterFunc(waitLimit, func() { o.cmd.Process.Kill() }) // if the owner does not report in time, it is killed, and Decode below fails
 	defer late.Stop()
 	err = json.NewDecoder(out).Decode(&o.report)
 	t.Cleanup(func() {
@@ -64,7 +65,7 @@ func (o *owner) kill(t *testing.T) {
 	}
 }
 
-// end sends a process a signal and waits until it is dead.
+// end sends a signal to a process and waits until the process is dead.
 func (o *owner) end(t *testing.T, pid int, signal syscall.Signal) {
 	t.Helper()
 	if err := syscall.Kill(pid, signal); err != nil {
@@ -73,9 +74,9 @@ func (o *owner) end(t *testing.T, pid int, signal syscall.Signal) {
 	eventually(t, fmt.Sprintf("process %d dies", pid), func() bool { return !alive(pid) })
 }
 
-// left returns the living members of the owner's trees. It finds them by the records, and by the members that the owner
-// has reported.
-func (o *owner) left(t *testing.T) []int {
+// survivors returns the living members of the owner's trees. It looks for them by the records, and by the members that
+// the owner has reported.
+func (o *owner) survivors(t *testing.T) []int {
 	t.Helper()
 	var left []int
 	for _, r := range o.Records {
@@ -116,12 +117,12 @@ func testWatchdogLeavesNothing(t *testing.T) {
 			if row.cgroup && CgroupSupport() != nil {
 				t.Skip("without a cgroup nobody can prove that the daemon is ours")
 			}
-			o := own(t, row.role)
+			o := startOwner(t, row.role)
 			if row.members > 0 && len(o.Members) != row.members {
 				t.Fatalf("members = %v, want %d", o.Members, row.members)
 			}
 			o.kill(t)
-			eventually(t, "nothing is left", func() bool { return len(o.left(t)) == 0 })
+			eventually(t, "nothing is left", func() bool { return len(o.survivors(t)) == 0 })
 			for _, r := range o.Records {
 				eventually(t, "the cgroup is removed", func() bool { return !exists(r.Cgroup) })
 			}
@@ -134,10 +135,10 @@ func TestTheWatchdogIsQuick(t *testing.T) {
 	realtime.Only(t, "a limit of three seconds")
 	const limit = 3 * time.Second
 	inBothWays(t, func(t *testing.T) {
-		o := own(t, "own family")
+		o := startOwner(t, "own family")
 		o.kill(t)
 		begin := time.Now()
-		eventually(t, "nothing is left", func() bool { return len(o.left(t)) == 0 && !alive(o.Watchdog) })
+		eventually(t, "nothing is left", func() bool { return len(o.survivors(t)) == 0 && !alive(o.Watchdog) })
 		if took := time.Since(begin); took > limit {
 			t.Errorf("it took %v, want at most %v", took, limit)
 		} else {
@@ -188,26 +189,26 @@ func TestTheWatchdogIsToldInTime(t *testing.T) {
 // When an owner is killed, its own servers end, and nobody else's.
 func TestTwoOwnersSideBySide(t *testing.T) {
 	inBothWays(t, func(t *testing.T) {
-		first, second := own(t, "own family"), own(t, "own family")
+		first, second := startOwner(t, "own family"), startOwner(t, "own family")
 		first.kill(t)
-		eventually(t, "nothing of the first is left", func() bool { return len(first.left(t)) == 0 })
+		eventually(t, "nothing of the first is left", func() bool { return len(first.survivors(t)) == 0 })
 		eventually(t, "the first's watchdog ends", func() bool { return !alive(first.Watchdog) })
-		if left := second.left(t); !slices.Equal(left, second.Members) {
+		if left := second.survivors(t); !slices.Equal(left, second.Members) {
 			t.Errorf("of the second %v are left, want %v", left, second.Members)
 		}
 		if killed, err := Reclaim(first.Records[0]); err != nil || len(killed) > 0 {
 			t.Errorf("Reclaim() of the first = %v, %v; want nothing to do", killed, err)
 		}
-		if left := second.left(t); !slices.Equal(left, second.Members) {
+		if left := second.survivors(t); !slices.Equal(left, second.Members) {
 			t.Errorf("after the first's Reclaim, of the second %v are left, want %v", left, second.Members)
 		}
 		second.kill(t)
-		eventually(t, "nothing of the second is left", func() bool { return len(second.left(t)) == 0 })
+		eventually(t, "nothing of the second is left", func() bool { return len(second.survivors(t)) == 0 })
 	})
 }
 
 func TestAnOrderlyOwnerEndsItsWatchdog(t *testing.T) {
-	o := own(t, "own-orderly polite")
+	o := startOwner(t, "own-orderly polite")
 	if err := o.cmd.Wait(); err != nil {
 		t.Fatal(err)
 	}
@@ -219,10 +220,10 @@ func TestAnOrderlyOwnerEndsItsWatchdog(t *testing.T) {
 func TestTheWatchdogStaysAtItsPost(t *testing.T) {
 	home.watchdog.mu.Lock()
 	if home.watchdog.cmd != nil {
-		home.watchdog.end() // makes the next watchdog start while we hold a file that a child would inherit
+		home.watchdog.end() // this makes the next watchdog start while we hold a file that a child would inherit
 	}
 	home.watchdog.mu.Unlock()
-	inherited, err := unix.Dup(int(os.Stdin.Fd())) // without close-on-exec (dup(2))
+	inherited, err := unix.Dup(int(os.Stdin.Fd())) // the copy is not close-on-exec (dup(2))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -311,8 +312,8 @@ func openIn(t *testing.T, pid int) map[string]string {
 	return files
 }
 
-// closesOnExec reports whether a file is close-on-exec. Then the process has opened it itself, as Go does; an inherited
-// file has survived an exec.
+// closesOnExec reports whether a file is close-on-exec. A process opens its own files close-on-exec, as Go does. An
+// inherited file is not close-on-exec, because it has survived an exec.
 func closesOnExec(t *testing.T, pid int, fd string) bool {
 	t.Helper()
 	text, err := os.ReadFile(procPath(pid, "fdinfo/"+fd))
@@ -347,7 +348,7 @@ func TestAWatchdogThatDiedIsReplaced(t *testing.T) {
 	p := start(t, "polite", "ready")
 	pid := home.watchdog.pid()
 	home.watchdog.mu.Lock()
-	home.watchdog.since = home.watchdog.since.Add(-replaceAfter) // as if it had lived long enough to be replaced
+	home.watchdog.since = home.watchdog.since.Add(-replaceAfter) // as if the watchdog had lived long enough to be replaced
 	home.watchdog.mu.Unlock()
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
@@ -362,7 +363,7 @@ func TestAWatchdogThatDiedIsReplaced(t *testing.T) {
 	nothingLeft(t)
 }
 
-// A watchdog that hangs is as useless as a dead one: it is replaced after tellLimit.
+// A watchdog that hangs is as useless as a dead watchdog, so it is replaced after tellLimit.
 func TestAWatchdogThatDoesNotReadIsReplaced(t *testing.T) {
 	p := start(t, "polite", "ready")
 	pid := home.watchdog.pid()

@@ -14,7 +14,8 @@ import (
 	"sync"
 )
 
-// These files have the flags of each version of vLLM, as its own parser reported them (serverctl/vllmlab/record.py).
+// These files have the flags of each version of vLLM, as that version's parser reported them
+// (serverctl/vllmlab/record.py).
 //
 //go:embed versions/*/flags.json
 var flagFiles embed.FS
@@ -22,26 +23,26 @@ var flagFiles embed.FS
 // A Flag is one flag of `vllm serve`, as Python's argparse describes it.
 type Flag struct {
 	Names    []string        `json:"names"`    // the names that the help shows
-	Accepted []string        `json:"accepted"` // Names, and the names that the help hides
+	Accepted []string        `json:"accepted"` // the names in Names, and the names that the help hides
 	Dest     string          `json:"dest"`
-	Nargs    json.RawMessage `json:"nargs"` // number of values: null is one, 0 none, "?" at most one, "+" at least one, "*" any number
+	Nargs    json.RawMessage `json:"nargs"` // number of values: null means one, 0 means none, "?" at most one, "+" at least one, "*" any number
 	Action   string          `json:"action"`
 	Choices  []string        `json:"choices"`
-	Default  *string         `json:"default"` // in the form of Python's repr
-	Refusal  *string         `json:"refusal"` // the parser's error for the value abc; null when it accepts abc
+	Default  *string         `json:"default"` // as Python's repr writes it
+	Refusal  *string         `json:"refusal"` // the parser's error for the value abc; null when the parser accepts abc
 
 	kind  valueKind
 	wrong string // the part of Refusal that says what is wrong with the value abc
 }
 
-// A valueKind is what the values of a flag are.
+// A valueKind is the form that the values of a flag have.
 type valueKind int
 
 const (
 	textValue      valueKind = iota // any text, or one of Choices
 	intValue                        // an integer
 	humanIntValue                   // an integer that may have a unit
-	humanIntOrAuto                  // the same, or auto
+	humanIntOrAuto                  // an integer that may have a unit, or auto
 	floatValue                      // a number
 	jsonValue                       // any JSON
 )
@@ -69,7 +70,7 @@ func Flags(version string) []*Flag { return parserOf(version).flags }
 // A parser reads the command lines of one version.
 type parser struct {
 	flags []*Flag
-	named map[string]*Flag // flags by every accepted name
+	named map[string]*Flag // the flag for each accepted name
 }
 
 // parserOf returns the parser of a version, which must be in Versions.
@@ -83,8 +84,8 @@ var allParsers = sync.OnceValue(func() map[string]*parser {
 	return all
 })
 
-// newParser reads the flags of a version. It panics if they are malformed. That cannot happen, because they are part of
-// the program, and tests read them all.
+// newParser reads the flags of a version. It panics if the flags are malformed. They cannot be malformed, because they
+// are part of the program, and tests read them all.
 func newParser(version string) *parser {
 	p := &parser{named: map[string]*Flag{}}
 	text, err := flagFiles.ReadFile("versions/" + version + "/flags.json")
@@ -106,8 +107,8 @@ func newParser(version string) *parser {
 	return p
 }
 
-// parse reads a command line. It returns the model, and the values of the flags by destination (dest in argparse). Its
-// error is a *UsageError.
+// parse reads a command line. It returns the model, and the value of each given flag by the flag's destination in
+// argparse (dest). Its error is a *UsageError.
 func (p *parser) parse(args []string) (model string, values map[string]any, err error) {
 	values = map[string]any{}
 	var unknown []string
@@ -161,8 +162,9 @@ func (p *parser) parse(args []string) (model string, values map[string]any, err 
 	return model, values, nil
 }
 
-// isOption reports whether a word is an option and not a value. An option begins with a dash. If it names no flag, it
-// is still an option, unless it is a negative number or has a space (_parse_optional in Python's argparse.py, 3.12).
+// isOption reports whether a word is an option and not a value. An option begins with a dash, whether it names a flag
+// or not. But a negative number, or a word with a space, is an option only if it names a flag (_parse_optional in
+// Python's argparse.py, 3.12).
 func (p *parser) isOption(word string) bool {
 	if len(word) < 2 || word[0] != '-' {
 		return false
@@ -173,8 +175,8 @@ func (p *parser) isOption(word string) bool {
 
 var negativeNumber = regexp.MustCompile(`^-\d+$|^-\d*\.\d+$`)
 
-// matching returns the full flag names that a name can mean. That is the name itself if a flag has it, and otherwise
-// all long names that begin with it.
+// matching returns the full names of the flags that an abbreviated name can mean. If a flag has exactly this name, the
+// result is this name alone. Otherwise the results are all long flag names that begin with the given name.
 func (p *parser) matching(name string) (names []string) {
 	if p.named[name] != nil {
 		return []string{name}
@@ -192,7 +194,8 @@ func (p *parser) matching(name string) (names []string) {
 	return names
 }
 
-// find returns the flag that a name, or an unambiguous abbreviation, means; nil when there is none.
+// find returns the flag with the given name, which may be an unambiguous abbreviation. find returns nil if there is no
+// such flag.
 func (p *parser) find(name string) (*Flag, error) {
 	names := p.matching(name)
 	if len(names) > 1 {
@@ -208,7 +211,7 @@ func (p *parser) find(name string) (*Flag, error) {
 // Underscores in names become dashes. -O3 becomes --optimization-level 3. All args of the form --flag.key value for one
 // flag become a single --flag {"key": value}.
 func normalise(args []string) (words []string) {
-	nested := map[string]any{} // objects by flag
+	nested := map[string]any{} // one JSON object for each flag
 	for i := 0; i < len(args); i++ {
 		word := args[i]
 		switch {
@@ -243,8 +246,8 @@ func normalise(args []string) (words []string) {
 	return words
 }
 
-// setNested stores a value in nested objects, under a chain of keys. It parses the text as JSON. If that fails, the
-// value is the text itself.
+// setNested stores a value in a JSON object. The keys lead to the value's place through nested objects. The value is
+// the text parsed as JSON. If the text is no JSON, the value is the text itself.
 func setNested(object map[string]any, keys []string, text string) {
 	for _, key := range keys[:len(keys)-1] {
 		inner, ok := object[key].(map[string]any)
@@ -261,7 +264,8 @@ func setNested(object map[string]any, keys []string, text string) {
 	object[keys[len(keys)-1]] = value
 }
 
-// take reads the flag's value from the words that follow it, and returns how many of them it used.
+// take reads the flag's value from the words that follow the flag. It also returns how many of these words it used. If
+// inline is set, the first word came after = in the same argument.
 func (f *Flag) take(name string, words []string, inline bool) (v any, taken int, err error) {
 	switch string(f.Nargs) {
 	case "0":
@@ -291,8 +295,8 @@ func (f *Flag) take(name string, words []string, inline bool) (v any, taken int,
 	return v, 1, err
 }
 
-// negates reports whether a name of a switch turns the switch off. This is --no-x for --x. In 0.33.0 it is also
-// --disable-x for --enable-x, and the reverse.
+// negates reports whether a name of a switch turns the switch off. The name --no-x turns --x off. In 0.33.0, --disable-x
+// also turns --enable-x off, and --enable-x turns --disable-x off.
 func (f *Flag) negates(name string) bool {
 	first := f.Names[slices.IndexFunc(f.Names, func(n string) bool { return strings.HasPrefix(n, "--") })]
 	return name != first && (strings.HasPrefix(name, "--no-") ||

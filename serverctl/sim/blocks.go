@@ -1,21 +1,21 @@
 package sim
 
 // A blockPool is the KV cache in blocks of 16 tokens. Its free list begins with the least recently used block. A freed
-// block keeps its content. It can be found by its hash until another request takes it (vllm/v1/core/block_pool.py,
-// 0.14.1).
+// block keeps its content. The block can be found by the content's hash until another request takes the block
+// (vllm/v1/core/block_pool.py, 0.14.1).
 type blockPool struct {
-	next, prev []int32 // free list, linked in both directions; the entry after the last block is its anchor
+	next, prev []int32 // free list, linked in both directions; an extra entry after the last block marks the list's begin and end
 	refs       []int32 // how many sequences hold the block
 	hash       []uint64
 	byHash     map[uint64]int32
-	after      []int32 // the block that find last returned after this one: a guess that saves lookups in byHash
+	successor  []int32 // successor[b] is the block that the method find returned latest for the place after block b; this guess saves lookups in byHash
 	free       int
 }
 
 func newBlockPool(n int) *blockPool {
 	p := &blockPool{
 		next: make([]int32, n+1), prev: make([]int32, n+1),
-		refs: make([]int32, n), hash: make([]uint64, n), byHash: make(map[uint64]int32, n), after: make([]int32, n), free: n,
+		refs: make([]int32, n), hash: make([]uint64, n), byHash: make(map[uint64]int32, n), successor: make([]int32, n), free: n,
 	}
 	for i := range int32(n + 1) {
 		p.next[i], p.prev[i] = (i+1)%int32(n+1), (i+int32(n))%int32(n+1)
@@ -47,25 +47,26 @@ func (p *blockPool) forget(b int32) {
 	}
 }
 
-// find returns the block with that hash, if it is cached. last is the previous block of the sequence, or -1.
-func (p *blockPool) find(hash uint64, last int32) (int32, bool) {
+// find returns the block with the given hash, if that block is cached. The parameter previous is the block before it in
+// the sequence; -1 means that there is none.
+func (p *blockPool) find(hash uint64, previous int32) (int32, bool) {
 	b, ok := int32(0), false
-	if last >= 0 {
-		b = p.after[last]
+	if previous >= 0 {
+		b = p.successor[previous]
 		ok = p.hash[b] == hash
 	}
 	if !ok {
 		if b, ok = p.byHash[hash]; !ok {
 			return 0, false
 		}
-		if last >= 0 {
-			p.after[last] = b
+		if previous >= 0 {
+			p.successor[previous] = b
 		}
 	}
 	return b, true
 }
 
-// hold marks blocks that find has returned as held by one more sequence.
+// hold adds one to the number of sequences that hold each of the blocks. The blocks must come from the method find.
 func (p *blockPool) hold(blocks []int32) {
 	for _, b := range blocks {
 		if p.refs[b] == 0 {
@@ -75,7 +76,8 @@ func (p *blockPool) hold(blocks []int32) {
 	}
 }
 
-// register stores the hash of a block's content. If several blocks have the same content, find returns the first.
+// register stores the hash of a block's content. If several blocks have the same content, the method find returns the
+// first.
 func (p *blockPool) register(b int32, hash uint64) {
 	if _, ok := p.byHash[hash]; ok || p.hash[b] != 0 {
 		return
@@ -85,7 +87,7 @@ func (p *blockPool) register(b int32, hash uint64) {
 }
 
 // release frees the blocks of one sequence, unless other sequences hold them. It goes from the last block to the first,
-// so that take reuses the ends of sequences before their beginnings.
+// so that the method take reuses the ends of sequences before their beginnings.
 func (p *blockPool) release(blocks []int32) {
 	anchor := int32(len(p.refs))
 	for i := len(blocks) - 1; i >= 0; i-- {

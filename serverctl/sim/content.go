@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// mix hashes two 64-bit words into one that is never 0 (the finalizer of splitmix64).
+// mix hashes two 64-bit words into one word, which is never 0 (the finalizer of splitmix64).
 func mix(a, b uint64) uint64 {
 	z := a*0x9E3779B97F4A7C15 + b + 0x632BE59BD9B4E019
 	z = (z ^ z>>30) * 0xBF58476D1CE4E5B9
@@ -13,8 +13,8 @@ func mix(a, b uint64) uint64 {
 	return (z ^ z>>31) | 1
 }
 
-// HashBlocks returns the content hash of each full block of a prompt. A hash depends on all tokens before it too, so
-// equal hashes mean equal prefixes.
+// HashBlocks returns the content hash of each full block of a prompt. A hash also depends on all tokens before the
+// block, so equal hashes mean equal prefixes.
 func HashBlocks(tokens []int32) []uint64 {
 	hashes := make([]uint64, 0, len(tokens)/BlockSize)
 	chain := uint64(0)

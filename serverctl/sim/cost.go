@@ -8,7 +8,7 @@ type batch struct {
 	draftTokens    int     // draft tokens of the decoding sequences, which the model must verify
 	kvTokens       int     // context tokens that the decoding sequences read
 	prefillTokens  int     // prompt tokens to compute
-	attentionPairs float64 // sum over prefill chunks of chunk · (context + chunk/2)
+	attentionPairs float64 // the sum of chunk · (context + chunk/2) over all prefill chunks
 }
 
 func (b batch) tokens() int { return b.decodes + b.draftTokens + b.prefillTokens }
@@ -17,9 +17,9 @@ func (b batch) tokens() int { return b.decodes + b.draftTokens + b.prefillTokens
 type stepTimer struct {
 	step    StepCost
 	draft   Speculation
-	k       int       // tokens of a draft; 0 without a drafter
-	graphs  []int     // size of the CUDA graph that runs, by number of tokens
-	compute []float64 // milliseconds for weights and compute, by number of tokens; 0 means not computed yet
+	k       int       // number of tokens in a draft; 0 means no drafter
+	graphs  []int     // graphs[n] is the size of the CUDA graph that runs n tokens
+	compute []float64 // compute[n] is the time in ms to read the weights and to compute n tokens; 0 means not computed yet
 }
 
 // maxMemoized is the largest number of tokens whose compute time is remembered.
@@ -43,8 +43,8 @@ func newStepTimer(p *Profile, o Options) *stepTimer {
 //	[+ k·(Dr0 + Dr1·n) + V·k·n with speculation]  [+ extra without a CUDA graph]
 //
 // T is the number of decoded, drafted and prefilled tokens, and n the number of decoding sequences. If the profile
-// gives padding a cost, T also counts a part of the empty places in the CUDA graph. The constants come from the
-// profile.
+// gives padding a cost, the sum also has a fraction of the time for the empty places in the CUDA graph. The constants
+// come from the profile.
 func (t *stepTimer) milliseconds(b batch) float64 {
 	c := &t.step
 	tokens := b.tokens()
@@ -93,8 +93,8 @@ func norm(a, b, p float64) float64 {
 }
 
 // captureSizes returns the batch sizes, in tokens, for which the server captures CUDA graphs: 1, 2, 4, then every 8 up
-// to 256 and every 16 beyond. The largest is twice the tokens that max-num-seqs sequences decode in a step, but at most
-// 512 and at most max-num-batched-tokens (_set_cudagraph_sizes in vllm/config/vllm.py, 0.14.1).
+// to 256 and every 16 beyond. The largest size is twice the tokens that max-num-seqs sequences decode in a step. It is
+// at most 512, and at most max-num-batched-tokens (_set_cudagraph_sizes in vllm/config/vllm.py, 0.14.1).
 func captureSizes(o Options) []int {
 	largest := min(2*o.MaxNumSeqs*(1+o.SpeculativeTokens), 512, o.MaxNumBatchedTokens)
 	var sizes []int
@@ -112,7 +112,8 @@ func captureSizes(o Options) []int {
 	return sizes
 }
 
-// padding returns the smallest size that holds a number of tokens, for each number up to the largest size.
+// padding returns a slice whose entry n is the smallest of the sizes that holds n tokens. The slice has an entry for
+// each n up to the largest size.
 func padding(sizes []int) []int {
 	var padded []int
 	for _, size := range sizes {

@@ -7,14 +7,14 @@ type Request struct {
 	Prompt int      // tokens
 	Output int      // tokens to generate
 	Hashes []uint64 // one hash for each full block of the prompt, from HashBlocks
-	Salt   uint64   // tells the output blocks of requests apart
+	Salt   uint64   // makes the output blocks of this request differ from those of other requests
 	Tag    int      // for the caller to use
 
-	First     float64 // end of the step that gave the first token; 0 before
-	Last      float64 // end of the step that gave the last token so far
+	First     float64 // end of the step that gave the first token; 0 before that step
+	Last      float64 // end of the step that gave the latest token
 	Tokens    int     // generated so far
 	Chunks    int     // steps that gave tokens; fewer than Tokens with speculation
-	Cached    int     // prompt tokens found in the cache when first admitted; -1 before
+	Cached    int     // prompt tokens that were in the cache when the request was first admitted; -1 before its admission
 	Preempted int     // how often the engine preempted the request and took its blocks away
 
 	computed int // tokens whose KV is in blocks
@@ -26,18 +26,27 @@ type Request struct {
 // Finished reports whether the request has all its tokens.
 func (r *Request) Finished() bool { return r.Tokens >= r.Output }
 
-// decodes reports whether the request's next step is a decode. Then only its last token is not computed yet.
+// decodes reports whether the request's next step is a decode. It is a decode when only the last token is not computed
+// yet.
 func (r *Request) decodes() bool { return r.Tokens > 0 && r.computed == r.length()-1 }
 
-// reset forgets the blocks and what was computed. No block must be held any more.
+// reset forgets the blocks and the computed tokens. The request must not hold the blocks any more.
 func (r *Request) reset() { r.blocks, r.computed, r.chain, r.drafted = r.blocks[:0], 0, 0, 0 }
+
+// blockHash returns the hash of the request's i-th block, which must be full. r.chain must be the hash of block i-1.
+func (r *Request) blockHash(i int) uint64 {
+	if i < len(r.Hashes) {
+		return r.Hashes[i]
+	}
+	return mix(mix(r.chain, r.Salt), uint64(i))
+}
 
 // missingBlocks returns how many more blocks the request needs to compute n more tokens.
 func (r *Request) missingBlocks(n int) int {
 	return (r.computed+n+BlockSize-1)/BlockSize - len(r.blocks)
 }
 
-// length returns how many tokens must be computed before the next one can be generated.
+// length returns how many tokens must be computed before the next token can be generated.
 func (r *Request) length() int { return r.Prompt + r.Tokens }
 
 // Totals are the engine's counters since its start.
@@ -60,21 +69,20 @@ type Engine struct {
 	Seed    uint64 // decides the noise in the step times and the acceptance of drafts
 	Totals  Totals
 	Served  int        // requests that got tokens in the last step
-	Emitted []*Request // requests that got their first or last token in the last step; with Each, all served requests; valid until the next step
+	Emitted []*Request // requests that got their first or last token in the last step; if Each is set, all served requests; valid until the next step
 
 	// NoAcceptance makes the model reject every draft token.
 	NoAcceptance bool
 
-	// Each makes every step put all served requests into Emitted and update their fields. The cost is in proportion to
-	// the number of running requests.
+	// Each, when set, makes every step put all served requests into Emitted and update their fields. The cost is in
+	// proportion to the number of running requests.
 	Each bool
 
-	pool    *blockPool
+	kv      kvCache
 	waiting []*Request
 	running []*Request
 	span    span
 	steps   *stepTimer
-	caching bool // prefix caching is on
 }
 
 // NewEngine returns an idle engine with an empty cache. Its error is a *StartError if vLLM would not start, and a
@@ -87,7 +95,8 @@ func NewEngine(p *Profile, o Options) (*Engine, error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Engine{Profile: p, Options: o, pool: newBlockPool(tokens / BlockSize), steps: newStepTimer(p, o), caching: !o.NoPrefixCaching}
+	kv := kvCache{pool: newBlockPool(tokens / BlockSize), caching: !o.NoPrefixCaching}
+	e := &Engine{Profile: p, Options: o, kv: kv, steps: newStepTimer(p, o)}
 	if o.SpeculativeTokens > 0 {
 		e.Totals.AcceptedPerPos = make([]int, o.SpeculativeTokens)
 	}
@@ -108,7 +117,7 @@ func (e *Engine) Waiting() int { return len(e.waiting) }
 
 // InFlight returns the running requests with up-to-date fields.
 func (e *Engine) InFlight() []*Request {
-	e.endSpan()
+	e.span.end(e.running)
 	return e.running
 }
 
@@ -116,55 +125,49 @@ func (e *Engine) InFlight() []*Request {
 func (e *Engine) Idle() bool { return len(e.running)+len(e.waiting) == 0 }
 
 // KVTokens returns the size of the KV cache in tokens.
-func (e *Engine) KVTokens() int { return e.pool.total() * BlockSize }
+func (e *Engine) KVTokens() int { return e.kv.pool.total() * BlockSize }
 
-// KVUsage returns the share of the blocks that requests hold, from 0 to 1.
-func (e *Engine) KVUsage() float64 { return 1 - float64(e.pool.free)/float64(e.pool.total()) }
+// KVUsage returns the fraction of the blocks that requests hold, from 0 to 1.
+func (e *Engine) KVUsage() float64 { return e.kv.usage() }
 
 // ResetCache empties the prefix cache. It fails, and returns false, while a request holds a block.
-func (e *Engine) ResetCache() bool {
-	if e.pool.free != e.pool.total() {
-		return false
-	}
-	e.pool.reset()
-	return true
-}
+func (e *Engine) ResetCache() bool { return e.kv.reset() }
 
 // Abort drops a request that waits or runs.
 func (e *Engine) Abort(r *Request) {
-	e.endSpan()
+	e.span.end(e.running)
 	if i := slices.Index(e.waiting, r); i >= 0 {
 		e.waiting = slices.Delete(e.waiting, i, i+1)
 	}
 	if i := slices.Index(e.running, r); i >= 0 {
 		e.running = slices.Delete(e.running, i, i+1)
-		e.release(r)
+		e.kv.release(r)
 	}
 }
 
 // AbortAll drops every request.
 func (e *Engine) AbortAll() {
-	e.endSpan()
+	e.span.end(e.running)
 	for _, r := range e.running {
-		e.release(r)
+		e.kv.release(r)
 	}
 	clear(e.running)
 	clear(e.waiting)
 	e.running, e.waiting = e.running[:0], e.waiting[:0]
 }
 
-// Step schedules and computes one step that begins at now, and returns when the step ends. If there is nothing to do,
-// it returns now.
+// Step schedules and computes one step, which begins at the engine's time now. It returns the time when the step ends.
+// If there is nothing to do, it returns its argument.
 func (e *Engine) Step(now float64) float64 {
 	e.Served, e.Emitted = 0, e.Emitted[:0]
 	if e.inSpan() && e.stepSpan(&now) {
 		return now
 	}
-	e.endSpan()
+	e.span.end(e.running)
 	return e.step(now)
 }
 
-// step computes one step without a span: it visits every running and waiting request.
+// step computes one step without a span (see the type span): it visits every running and waiting request.
 func (e *Engine) step(now float64) float64 {
 	budget := e.Options.MaxNumBatchedTokens
 	var b batch
@@ -188,7 +191,8 @@ func (e *Engine) duration(b batch) float64 {
 }
 
 // scheduleRunning gives every running request its tokens for this step. A decode gets one token and its draft. A
-// prefill gets all its missing tokens, or what is left of the budget. It reports whether it preempted a request.
+// prefill gets all its missing tokens, or what is left of the budget (the tokens that the step may still compute).
+// scheduleRunning reports whether it preempted a request.
 func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 	for i := 0; i < len(e.running) && *budget > 0; i++ {
 		r := e.running[i]
@@ -196,7 +200,7 @@ func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 		if r.decodes() {
 			n = min(1+e.Options.SpeculativeTokens, *budget, e.Options.MaxModelLen-r.computed)
 		}
-		for !e.reserve(r, n) {
+		for !e.kv.reserve(r, n) {
 			last := e.running[len(e.running)-1]
 			e.preempt(last)
 			preempted = true
@@ -210,21 +214,22 @@ func (e *Engine) scheduleRunning(b *batch, budget *int) (preempted bool) {
 	return preempted
 }
 
-// admit moves waiting requests to the running ones while there is budget, a free slot and room for their next chunk.
+// admit moves waiting requests to the running ones while the step has budget, a free slot, and room for their next
+// chunk.
 func (e *Engine) admit(b *batch, budget *int) {
 	taken := 0
 	for _, r := range e.waiting {
 		if *budget == 0 || len(e.running) >= e.Options.MaxNumSeqs {
 			break
 		}
-		unheld := e.findCached(r)
+		unheld := e.lookUp(r)
 		n := min(r.length()-r.computed, *budget)
-		if r.missingBlocks(n)+unheld > e.pool.free {
+		if r.missingBlocks(n)+unheld > e.kv.pool.free {
 			r.reset()
 			break
 		}
-		e.pool.hold(r.blocks)
-		e.reserve(r, n)
+		e.kv.pool.hold(r.blocks)
+		e.kv.reserve(r, n)
 		if r.Cached < 0 {
 			r.Cached = r.computed
 			e.Totals.PromptTokens += r.Prompt
@@ -237,55 +242,19 @@ func (e *Engine) admit(b *batch, budget *int) {
 	e.waiting = slices.Delete(e.waiting, 0, taken)
 }
 
-// findCached gives the request its longest run of full blocks that are in the cache. unheld is how many of these blocks
-// no request holds. The request does not hold the blocks yet. findCached leaves at least one token to compute. As in
-// vLLM, every lookup counts as a query, even if the request then does not fit. Only lookups of preempted requests do
-// not count (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
-func (e *Engine) findCached(r *Request) (unheld int) {
-	if !e.caching {
+// lookUp finds the request's cached blocks (kvCache.find) and counts the lookup. The result unheld is the number of
+// these blocks that no request holds. As in vLLM, a lookup counts even if the request then does not fit. Only the
+// lookups of preempted requests are not counted (get_computed_blocks in vllm/v1/core/kv_cache_manager.py, 0.14.1).
+func (e *Engine) lookUp(r *Request) (unheld int) {
+	if !e.kv.caching {
 		return 0
 	}
-	defer func() {
-		if r.Preempted == 0 {
-			e.Totals.PrefixQueries += r.length()
-			e.Totals.PrefixHits += r.computed
-		}
-	}()
-	r.blocks = slices.Grow(r.blocks, (r.length()+r.Output-r.Tokens)/BlockSize+1) // allocates all that the request will need at once
-	block := int32(-1)
-	for i := 0; (i+1)*BlockSize < r.length(); i++ {
-		hash, ok := e.blockHash(r, i), false
-		if block, ok = e.pool.find(hash, block); !ok {
-			return unheld
-		}
-		if e.pool.refs[block] == 0 {
-			unheld++
-		}
-		r.blocks = append(r.blocks, block)
-		r.computed += BlockSize
-		r.chain = hash
+	unheld = e.kv.find(r)
+	if r.Preempted == 0 {
+		e.Totals.PrefixQueries += r.length()
+		e.Totals.PrefixHits += r.computed
 	}
 	return unheld
-}
-
-// blockHash returns the hash of the request's i-th block, which must be full. r.chain must be the hash of block i-1.
-func (e *Engine) blockHash(r *Request, i int) uint64 {
-	if i < len(r.Hashes) {
-		return r.Hashes[i]
-	}
-	return mix(mix(r.chain, r.Salt), uint64(i))
-}
-
-// reserve gives the request blocks for n more tokens. If too few blocks are free, it changes nothing and returns false.
-func (e *Engine) reserve(r *Request, n int) bool {
-	need := r.missingBlocks(n)
-	if need > e.pool.free {
-		return false
-	}
-	for range need {
-		r.blocks = append(r.blocks, e.pool.take())
-	}
-	return true
 }
 
 // compute puts n tokens of the request into the batch. Draft tokens enter the cache only when they are accepted.
@@ -300,35 +269,17 @@ func (e *Engine) compute(r *Request, n int, b *batch) {
 		b.prefillTokens += n
 		b.attentionPairs += float64(n) * (float64(r.computed) + float64(n)/2)
 	}
-	e.advance(r, n)
-}
-
-// advance counts n tokens as computed, and registers the blocks that they fill.
-func (e *Engine) advance(r *Request, n int) {
-	first := r.computed / BlockSize
-	r.computed += n
-	if !e.caching {
-		return
-	}
-	for i := first; i < r.computed/BlockSize; i++ {
-		r.chain = e.blockHash(r, i)
-		e.pool.register(r.blocks[i], r.chain)
-	}
+	e.kv.advance(r, n)
 }
 
 // preempt moves the last running request back to the front of the queue. Its blocks stay in the cache until another
 // request takes them.
 func (e *Engine) preempt(r *Request) {
 	e.running = e.running[:len(e.running)-1]
-	e.release(r)
+	e.kv.release(r)
 	r.Preempted++
 	e.waiting = slices.Insert(e.waiting, 0, r)
 	e.Totals.Preemptions++
-}
-
-func (e *Engine) release(r *Request) {
-	e.pool.release(r.blocks)
-	r.reset()
 }
 
 // emit gives new tokens to every running request whose tokens are all computed, and releases the finished requests.
@@ -340,7 +291,7 @@ func (e *Engine) emit(end float64) {
 		}
 		if r.Finished() {
 			e.Totals.Finished++
-			e.release(r)
+			e.kv.release(r)
 			continue
 		}
 		kept = append(kept, r)
@@ -356,7 +307,7 @@ func (e *Engine) give(r *Request, end float64) {
 		r.First = end
 	}
 	n := min(1+e.accept(r), r.Output-r.Tokens)
-	e.advance(r, n-1)
+	e.kv.advance(r, n-1)
 	r.Tokens += n
 	r.Chunks++
 	r.Last = end

@@ -54,16 +54,16 @@ func checkInvariants(t *testing.T, e *Engine) {
 			held[b]++
 		}
 	}
-	for b, refs := range e.pool.refs {
+	for b, refs := range e.kv.pool.refs {
 		if held[int32(b)] != refs {
 			t.Fatalf("block %d is held by %d requests, but its count is %d", b, held[int32(b)], refs)
 		}
 	}
-	if e.pool.free != e.pool.total()-len(held) {
-		t.Fatalf("%d blocks are free, want %d", e.pool.free, e.pool.total()-len(held))
+	if e.kv.pool.free != e.kv.pool.total()-len(held) {
+		t.Fatalf("%d blocks are free, want %d", e.kv.pool.free, e.kv.pool.total()-len(held))
 	}
-	for hash, b := range e.pool.byHash {
-		if e.pool.hash[b] != hash {
+	for hash, b := range e.kv.pool.byHash {
+		if e.kv.pool.hash[b] != hash {
 			t.Fatalf("block %d is found under a hash that it does not have", b)
 		}
 	}
@@ -200,13 +200,13 @@ func smallCache(t *testing.T, blocks int) *Engine {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if e.pool.total() != blocks {
-		t.Fatalf("%d blocks, want %d", e.pool.total(), blocks)
+	if e.kv.pool.total() != blocks {
+		t.Fatalf("%d blocks, want %d", e.kv.pool.total(), blocks)
 	}
 	return e
 }
 
-// prompt returns a request. Requests of the same kind share their first tokens; common is how many.
+// prompt returns a request. Requests of the same kind share their first tokens; the parameter common says how many.
 func prompt(kind int32, common, rest, output int) *Request {
 	ids := make([]int32, common+rest)
 	for i := range ids {

@@ -14,12 +14,13 @@ func (f fit) report(t *testing.T) string {
 	var b strings.Builder
 	b.WriteString(`# How well the simulator agrees with measurements
 
-Look up here how large the simulator's errors are, by metric and configuration, before you trust a simulated figure. *Simulated* is
-what the simulator gives with the profile ` + "`h200-llama70b-fp8`" + `, or ` + "`l4-qwen0.5b`" + ` for the L4. A *cell* is one configuration at one rate. Errors
-are relative to the measured value. *Guess* is the mean over all configurations at that rate: a prediction without a simulator. If the
-simulator is not clearly better than the guess, its figure says nothing about flags. In single cells only p99 TTFT is better than the
-guess; the mean effect of the flags also agrees for p99 TPOT.
+Look up here how large the simulator's errors are, by metric and configuration, before you trust a simulated figure. A *cell* is one
+configuration at one rate. Errors are relative to the measured value. The *guess* for a cell is the mean of all configurations at
+that rate: a prediction without a simulator. If a simulated metric is not clearly better than the guess, it says nothing about
+flags. In single cells the simulator is better than the guess only for p99 TTFT. The mean effect of the flags agrees with the
+measurements for p99 TTFT and p99 TPOT.
 
+*Simulated* is what the simulator gives with the profile ` + "`h200-llama70b-fp8`" + `, or ` + "`l4-qwen0.5b`" + ` for the L4.
 *TTFT* is the time to first token, and *TPOT* the time per output token after the first. *ITL* is the gaps between chunks of output,
 and *E2E* the time to the end of the answer. The *SLO* is the latency limits.
 
@@ -63,7 +64,8 @@ func metricsOf(cells []cell) []string {
 	return names
 }
 
-// writeErrors writes a row for each metric: median, 90th percentile and maximum of the errors, and the worst cell.
+// writeErrors writes a row for each metric: median, 90th percentile, maximum and mean (bias) of the errors, and the
+// worst cell.
 func writeErrors(b *strings.Builder, cells []cell, guess bool) {
 	head, line := "| metric | cells | median | p90 | max | bias | worst |", "|---|---|---|---|---|---|---|"
 	if guess {
@@ -136,8 +138,8 @@ func (f fit) writeGains(b *strings.Builder) {
 	}
 }
 
-// writeMatrix writes where simulation and measurement break the same limits, and the highest passing rate of each
-// configuration.
+// writeMatrix writes in how many cells the simulation agrees with the measurement, which cells differ, and the highest
+// passing rate of each configuration.
 func (f fit) writeMatrix(b *strings.Builder) {
 	vs := f.verdicts()
 	passes, fails := [2]int{}, [2]int{}
@@ -164,7 +166,7 @@ func (f fit) writeMatrix(b *strings.Builder) {
 		}
 	}
 	was, is := winners(vs, func(v verdict) string { return v.observed }), winners(vs, func(v verdict) string { return v.simulated })
-	b.WriteString("\nHighest rate within the limits. (docs/sweep.md has 2.50 for two of the simulated ones, because it draws other requests.)\n\n| configuration | measured | simulated |\n|---|---|---|\n")
+	b.WriteString("\nHighest rate within the limits. (The table in docs/sweep.md has 2.50 for two of the simulated configurations: its simulation used other requests.)\n\n| configuration | measured | simulated |\n|---|---|---|\n")
 	for _, c := range f.kv {
 		if _, ok := was[c.config]; ok {
 			fmt.Fprintf(b, "| %s | %.2f | %.2f |\n", c.config, was[c.config], is[c.config])

@@ -12,8 +12,8 @@ import (
 )
 
 // A cell is one metric of a configuration at a rate. It has three values: measured on a real server, simulated, and
-// guessed without a simulator. The guess (trivial) is the mean of the measured values of all configurations at this
-// rate.
+// guessed without a simulator. The guess (the field trivial) is the mean of the measured values of all configurations
+// at this rate.
 type cell struct {
 	config, metric               string
 	rate                         float64 // requests/s, or streams of a closed loop
@@ -26,7 +26,7 @@ func (c cell) guessErr() float64 { return c.trivial/c.observed - 1 }
 
 // A fit has all figures that show how well the profiles agree with the measurements.
 type fit struct {
-	options map[string]Options // by configuration
+	options map[string]Options // the flags of each configuration
 	kv      []cell             // sizes of the KV caches in GiB
 	phase1  []cell
 	detail  []cell // all percentiles of phase1 at 2 requests/s
@@ -108,7 +108,8 @@ func fitAll(t testing.TB) fit {
 }
 
 // sweep simulates a sweep that was run by hand on one server. Ten warm-up requests come at 0.5 requests/s, then all
-// rates. The cache is kept from rate to rate. With gaps, sweep also returns percentiles of the times between tokens.
+// rates. The cache is kept from rate to rate. If gaps is set, sweep also returns percentiles of the times between
+// tokens.
 func sweep(t testing.TB, p *Profile, o Options, trace []traceRequest, seed uint64, gaps bool) map[float64]map[string]float64 {
 	t.Helper()
 	e, err := NewEngine(p, o)
@@ -175,7 +176,8 @@ func only(cells []cell, config string) []cell {
 	return slices.DeleteFunc(cells, func(c cell) bool { return c.config != config })
 }
 
-// readDetail reads the table of the run at 2 requests/s. Its metrics have names for people, such as "TTFT p50 (ms)".
+// readDetail reads the table of the run at 2 requests/s. In that table the metrics have readable names, such as "TTFT
+// p50 (ms)".
 func readDetail(t testing.TB, from string, simulated map[string]map[float64]map[string]float64) []cell {
 	t.Helper()
 	names := strings.NewReplacer(" p", "_p", " (ms)", "_ms", "Max Concurrent", "max_concurrent", "Output tok/s", "output_tok_s")
@@ -215,18 +217,19 @@ func fitClosedLoop(t testing.TB, p *Profile) []cell {
 	return cells
 }
 
-// errorsOf returns the absolute values of the errors of all cells of a metric.
-func errorsOf(cells []cell, metric string, of func(cell) float64) []float64 {
+// errorsOf returns the absolute error of each cell with this metric. The function errorOf computes the error of one
+// cell.
+func errorsOf(cells []cell, metric string, errorOf func(cell) float64) []float64 {
 	var errs []float64
 	for _, c := range cells {
 		if c.metric == metric {
-			errs = append(errs, math.Abs(of(c)))
+			errs = append(errs, math.Abs(errorOf(c)))
 		}
 	}
 	return errs
 }
 
-// failing names the limits that two latencies break.
+// failing returns the names of the limits that the two latencies break.
 func failing(ttft, tpot float64) string {
 	var broken []string
 	if ttft >= ttftLimit {
@@ -270,11 +273,12 @@ func (f fit) same() int {
 	return n
 }
 
-// winners returns, for each configuration, the highest rate up to which all rates pass.
-func winners(vs []verdict, of func(verdict) string) map[string]float64 {
+// winners returns, for each configuration, the highest rate up to which all rates pass. The function brokenLimits
+// returns the limits that a verdict breaks, or "" if the verdict breaks none.
+func winners(vs []verdict, brokenLimits func(verdict) string) map[string]float64 {
 	best, ended := map[string]float64{}, map[string]bool{}
 	for _, v := range vs {
-		if of(v) != "" {
+		if brokenLimits(v) != "" {
 			ended[v.config] = true
 		}
 		if !ended[v.config] {
@@ -288,18 +292,18 @@ func winners(vs []verdict, of func(verdict) string) map[string]float64 {
 var baselines = []string{"phase0", "phase1-baseline-rerun"}
 
 // gain returns the relative change of a metric from the baseline to the changed configurations. It is the mean over
-// these configurations and the rates from 0.75 to 3. If against names several runs of the baseline, their mean counts.
-func (f fit) gain(metric string, of func(cell) float64, against ...string) float64 {
+// these configurations and the rates from 0.75 to 3. If there are several baseline runs, gain uses their mean.
+func (f fit) gain(metric string, figure func(cell) float64, baselineNames ...string) float64 {
 	base := map[float64][]float64{}
 	var gains []float64
 	for _, c := range f.phase1 {
-		if c.metric == metric && slices.Contains(against, c.config) {
-			base[c.rate] = append(base[c.rate], of(c))
+		if c.metric == metric && slices.Contains(baselineNames, c.config) {
+			base[c.rate] = append(base[c.rate], figure(c))
 		}
 	}
 	for _, c := range f.phase1 {
 		if c.metric == metric && c.rate >= 0.75 && c.rate <= 3 && !slices.Contains(baselines, c.config) {
-			gains = append(gains, of(c)/mean(base[c.rate])-1)
+			gains = append(gains, figure(c)/mean(base[c.rate])-1)
 		}
 	}
 	return mean(gains)

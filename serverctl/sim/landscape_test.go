@@ -8,7 +8,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// keeps reports whether the trace keeps the limits at a rate. The server has replayed the trace at 1 request/s before.
+// keeps reports whether the latencies of the trace keep the limits at a rate. Before that, the server replays the trace
+// once at 1 request/s.
 func keeps(t testing.TB, p *Profile, o Options, trace []traceRequest, rate float64) bool {
 	t.Helper()
 	e, err := NewEngine(p, o)
@@ -30,10 +31,11 @@ func TestEngineReproducesMoreOfTheLandscape(t *testing.T) {
 	reproduceLandscape(t, 20)
 }
 
-// reproduceLandscape compares the engine with random configurations out of the 432 of the landscape. The landscape
-// comes from the program in which the profile was fitted. That program searched without noise, by bisection to 0.025
-// requests/s. The rate in the landscape must keep the limits, and the next rate must break them. (A search of our own
-// may find another rate: if a p99 is close to its limit, several rates have this property.)
+// reproduceLandscape simulates some random configurations of the landscape. The landscape is a table of 432
+// configurations, each with the highest rate that keeps the limits. It comes from the program in which the profile was
+// fitted. That program searched without noise, by bisection to 0.025 requests/s. The engine must keep the limits at the
+// landscape's rate, and break them at the next rate. The test does not search for the rate, because several rates can
+// meet both conditions when a p99 is close to its limit.
 func reproduceLandscape(t *testing.T, configurations int) {
 	t.Helper()
 	const step = 0.025

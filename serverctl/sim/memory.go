@@ -13,21 +13,21 @@ const BlockSize = 16
 // A StartError is a failed start, with the text that vLLM logs for it.
 type StartError struct {
 	Text    string
-	Summary string   // what Text says, without figures; "" unless the error is of KVTokens
-	OOM     bool     // true if the GPU is out of memory; otherwise the KV cache is too small
+	Summary string   // short form of Text, without its figures; only KVTokens sets it
+	OOM     bool     // true if the GPU is out of memory; if KVTokens leaves it false, the KV cache is too small
 	KVGiB   *float64 // size of the KV cache that is too small, in GiB; nil if Text does not tell it
 }
 
 // Error returns vLLM's text.
 func (e *StartError) Error() string { return e.Text }
 
-// KVGiB returns the size of the KV cache in GiB. It may be negative:
+// KVGiB returns the size of the KV cache in GiB. The size may be negative:
 //
 //	KV = util·G − F − b·mnbt − max(A·(mnbt/8192)^x, s·mns)  [− the drafter's memory]
 //
-// mnbt is max-num-batched-tokens and mns is max-num-seqs. The other letters are the constants of Memory. The peak of
-// the prefill and the peak of the sampler's dummy run do not add up, because they come one after the other. The
-// equation gives the seven KV sizes in the start-up logs of the H200 to within 0.01 GiB.
+// mnbt is max-num-batched-tokens and mns is max-num-seqs. The other letters are the constants of Memory. The prefill
+// and the sampler's dummy run come one after the other, so the equation has the larger of their two memory peaks. It
+// gives the seven KV sizes in the start-up logs of the H200 to within 0.01 GiB.
 func (p *Profile) KVGiB(o Options) float64 {
 	m := p.Memory
 	batched, seqs := float64(o.MaxNumBatchedTokens), float64(o.MaxNumSeqs)
@@ -65,11 +65,11 @@ func (p *Profile) KVTokens(o Options) (int, error) {
 	return tokens, nil
 }
 
-// maxKVTokens limits the size of the KV cache, because it is simulated block by block.
+// maxKVTokens limits the size of the KV cache, because the simulator keeps an entry for each block of the cache.
 const maxKVTokens = 200_000_000
 
-// checkSimulated returns a *ConfigError for options that the profile has no constants for, and for a KV cache that is
-// too large to simulate.
+// checkSimulated returns a *ConfigError if the options cannot be simulated. The profile may have no constants for them, or
+// the KV cache may be too large.
 func (p *Profile) checkSimulated(o Options) error {
 	if o.SpeculativeTokens > 0 && len(p.Speculation.Acceptance)+len(p.Speculation.LookupAcceptance) == 0 {
 		return &ConfigError{Text: fmt.Sprintf("the simulator profile %s has no constants for speculative decoding", p.Name)}

@@ -16,7 +16,7 @@ func profile(t testing.TB, name string) *Profile {
 	return p
 }
 
-// The table has the sizes that the seven H200 servers logged at start-up.
+// The table has the KV cache sizes that the seven H200 servers logged at start-up.
 func TestKVSizesOfTheMeasuredServers(t *testing.T) {
 	p := profile(t, "h200-llama70b-fp8")
 	for _, row := range []struct {

@@ -6,7 +6,7 @@ import "slices"
 var modelled = []string{"gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens", "max-model-len", "enable-prefix-caching",
 	"enforce-eager", "speculative-config"}
 
-// harmless are flags that do not even change the capacity of a real server.
+// harmless are the flags that change the capacity neither of a simulated server nor of a real one.
 var harmless = []string{"api-key", "chat-template", "disable-log-requests", "disable-log-stats", "download-dir", "enable-log-requests", "host", "load-format",
 	"port", "seed", "served-model-name", "tokenizer", "trust-remote-code", "uvicorn-log-level"}
 

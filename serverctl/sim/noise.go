@@ -18,7 +18,7 @@ const (
 	angleStream
 )
 
-// add returns the time of a step, in milliseconds, with noise.
+// add adds noise to the time of a step, in milliseconds, and returns the new time.
 func (n Noise) add(ms float64, seed uint64, step int) float64 {
 	number := uint64(step)
 	if n.Relative > 0 {

@@ -21,7 +21,7 @@ type Options struct {
 	Model  string // served model name
 	Host   string
 	Port   int
-	Leader string // positional model argument
+	Leader string // the model, if it was given as a positional argument
 
 	Version      string   // version of vLLM; empty means the first of Versions
 	Aliases      []string // further served names
@@ -52,8 +52,9 @@ type ConfigError struct{ Text string }
 // Error returns the text.
 func (e *ConfigError) Error() string { return e.Text }
 
-// effects has the flags that change what the simulation does, by destination. The parser has checked the type of the
-// value. All other flags of vLLM are accepted and have no effect.
+// effects has a function for each flag that changes what the simulation does. The function stores the flag's value in
+// the options. The keys are argparse's destinations. The parser has already checked the type of the value. All other
+// flags of vLLM are accepted and have no effect.
 var effects = map[string]func(o *Options, value any) error{
 	"gpu_memory_utilization": func(o *Options, v any) error { return set(&o.GPUMemoryUtilization, v) },
 	"max_num_seqs":           func(o *Options, v any) error { return set(&o.MaxNumSeqs, v) },
@@ -79,7 +80,7 @@ var effects = map[string]func(o *Options, value any) error{
 	"speculative_config":           func(o *Options, v any) error { return o.setSpeculation(v) },
 }
 
-// autoLength is the value of --max-model-len that leaves the choice to vLLM.
+// autoLength is the value of --max-model-len that lets vLLM choose the length.
 const autoLength = -1
 
 // set stores a value in a field.

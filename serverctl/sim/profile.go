@@ -23,7 +23,7 @@ var profiles embed.FS
 type Profile struct {
 	Name  string // name of a built-in profile, or path of a file
 	Model string
-	About string // where its constants come from
+	About string // where the profile's constants come from
 
 	Memory      Memory
 	Step        StepCost
@@ -73,7 +73,7 @@ type StepCost struct {
 	PerAttentionPair float64
 	PrefillExtra     float64
 	EagerExtra       float64 // added to a decode without a CUDA graph
-	GraphPadding     float64 // a step takes this share of the time to compute the empty places of its CUDA graph, 0 to 1
+	GraphPadding     float64 // fraction of the time for a CUDA graph's empty places that counts: 0 means none, 1 means all
 }
 
 // Latency is the time that the API server adds before and after the engine's work, in milliseconds.
@@ -92,11 +92,14 @@ type StartUp struct {
 
 // Total returns the start-up time.
 func (s StartUp) Total() time.Duration {
-	return time.Duration((s.Weights + s.Profile + s.Compile + s.Graphs) * float64(time.Second))
+	return Seconds(s.Weights + s.Profile + s.Compile + s.Graphs)
 }
 
 // StopTime returns how long the server takes to stop.
-func (p *Profile) StopTime() time.Duration { return time.Duration(p.Stop * float64(time.Second)) }
+func (p *Profile) StopTime() time.Duration { return Seconds(p.Stop) }
+
+// Seconds converts a time of the engine or of a profile, in seconds, to a Duration.
+func Seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }
 
 // ProfileNames returns the sorted names of the built-in profiles.
 func ProfileNames() []string {
@@ -127,7 +130,7 @@ func LoadProfile(name string) (*Profile, error) {
 	}
 	text, err := profiles.ReadFile("profiles/" + name + ".yaml")
 	if err != nil {
-		return nil, fmt.Errorf("no simulator profile %q; %s, or give the path of a file", name, space.DidYouMean(name, ProfileNames()))
+		return nil, fmt.Errorf("%q is neither a simulator profile nor the path of a YAML file; %s", name, space.DidYouMean(name, ProfileNames()))
 	}
 	return ParseProfile("profiles/"+name+".yaml", text)
 }

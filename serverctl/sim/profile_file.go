@@ -22,20 +22,20 @@ type entry struct {
 	path, unit string
 	to         any // pointer to the field of the Profile: *float64, *int or *[]float64
 	min, max   float64
-	optional   bool // the file may lack it; then it is 0
+	optional   bool // the file may leave the constant out; its value is then 0
 }
 
 // isDefault reports whether the entry is the default of a flag. A default is a bare number without an origin.
 func (f entry) isDefault() bool { return f.unit == "" }
 
-// No real server is beyond these limits. They catch a value in too small a unit, such as MiB instead of GiB.
+// No real server is beyond these limits. The limits catch a value in the wrong unit, such as MiB where GiB is meant.
 const (
 	maxGiB     = 4096
 	maxMS      = 60_000
 	maxDefault = 100_000_000 // tokens; larger than the context of any model
 )
 
-// entries returns the constants of a profile in the order in which Text writes them.
+// entries returns the constants of a profile in the order in which the method Text writes them.
 func (p *Profile) entries() []entry {
 	m, s, d, n, t, o := &p.Memory, &p.Step, &p.Speculation, &p.Noise, &p.StartUp, &p.Defaults
 	return []entry{
@@ -82,8 +82,8 @@ func (p *Profile) entries() []entry {
 	}
 }
 
-// Value returns a pointer to the value of a constant that is one number. It returns nil if no such constant has that
-// path.
+// Value returns a pointer to the value of the constant with the given path. It returns nil if no constant has that
+// path, or if the constant is not a single float64.
 func (p *Profile) Value(path string) *float64 {
 	for _, f := range p.entries() {
 		if v, ok := f.to.(*float64); ok && f.path == path {
@@ -139,8 +139,8 @@ type profileReader struct {
 	errs  []error
 }
 
-// ParseProfile reads a profile. Its error joins all mistakes in the file, each with its line. file is the name of the
-// file in these messages.
+// ParseProfile reads a profile. Its error joins all mistakes in the file. Each mistake has its line, and the parameter
+// file as the file's name.
 func ParseProfile(file string, text []byte) (*Profile, error) {
 	tree, err := yamlparser.ParseBytes(text, 0)
 	if err != nil {
@@ -151,7 +151,7 @@ func ParseProfile(file string, text []byte) (*Profile, error) {
 		return nil, fmt.Errorf("%s: the file is empty; copy a built-in profile and change it", file)
 	}
 	if len(tree.Docs) > 1 {
-		return nil, fmt.Errorf("%s: the file holds %d YAML documents; a profile is one", file, len(tree.Docs))
+		return nil, fmt.Errorf("%s: the file holds %d YAML documents; a profile must be a single document", file, len(tree.Docs))
 	}
 	root := tree.Docs[0].Body
 	r.collect("", root)
@@ -226,7 +226,7 @@ func (r *profileReader) entry(p *Profile, f entry, root ast.Node) {
 	f.store(c.Values)
 }
 
-// missing reports a missing entry. It gives the line of the entry's section, if the file has that section.
+// missing reports a missing entry. The message gives the line of the entry's section, if the file has that section.
 func (r *profileReader) missing(f entry, root ast.Node) {
 	section, name, _ := strings.Cut(f.path, ".")
 	value := "…"
@@ -270,9 +270,9 @@ func (r *profileReader) checkTogether(p *Profile, root ast.Node) {
 	at := func(path string) ast.Node { return cmp.Or(r.nodes[path], root) }
 	switch n := p.Noise; {
 	case n.Stall > 0 && n.StallGap == 0:
-		r.fail(at("noise.stall"), "noise.stall gives the length of a stall, but nothing gives how often one comes; add noise.stall_gap")
+		r.fail(at("noise.stall"), "noise.stall is the length of a stall, but the time between stalls is missing; add noise.stall_gap")
 	case n.StallGap > 0 && n.Stall == 0:
-		r.fail(at("noise.stall_gap"), "noise.stall_gap gives how often a stall comes, but nothing gives its length; add noise.stall")
+		r.fail(at("noise.stall_gap"), "noise.stall_gap is the time between stalls, but the length of a stall is missing; add noise.stall")
 	}
 	if p.Model == "" {
 		r.fail(root, "model.name is missing; add name under model")
@@ -285,7 +285,7 @@ func (r *profileReader) checkTogether(p *Profile, root ast.Node) {
 	}
 }
 
-// unknown reports the keys that a profile does not have.
+// unknown reports the keys in the file that no profile has.
 func (r *profileReader) unknown(p *Profile) {
 	known := []string{"about", "model", "model.name"}
 	for _, f := range p.entries() {
@@ -333,7 +333,7 @@ func (p *Profile) Text() string {
 	return b.String()
 }
 
-// value returns the value as text, with all its digits.
+// value returns the entry's value as text, with all its digits.
 func (f entry) value() string {
 	write := func(v float64) string { return strconv.FormatFloat(v, 'g', -1, 64) }
 	switch v := f.to.(type) {

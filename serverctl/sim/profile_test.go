@@ -76,7 +76,7 @@ func TestAWrongProfileNamesTheLine(t *testing.T) {
 		{"a default that is no whole number", change("max_num_seqs: 256", "max_num_seqs: 2.5"), "defaults.max_num_seqs is 2.5, want a whole number"},
 		{"defaults that exclude each other", change("max_num_seqs: 256", "max_num_seqs: 4096"), "defaults: max_num_batched_tokens (2048) must be"},
 		{"MiB for GiB", change("value: 16,", "value: 16384,"), "memory.gpu is 16384, want at most 4096 GiB"},
-		{"a stall without a gap", change("start_up:", "noise: {stall: {value: 5, unit: ms, confidence: assumed, source: x}}\nstart_up:"), "nothing gives how often one comes; add noise.stall_gap"},
+		{"a stall without a gap", change("start_up:", "noise: {stall: {value: 5, unit: ms, confidence: assumed, source: x}}\nstart_up:"), "the time between stalls is missing; add noise.stall_gap"},
 		{"no name of the model", change("name: \"example/small-fast\"", "name: \"\""), "model.name is missing"},
 		{"two documents", good + "---\n" + good, "p.yaml: the file holds 2 YAML documents"},
 		{"a context longer than any model's", change("max_model_len: 8192", "max_model_len: 1000000000000"), "defaults.max_model_len is 1000000000000, want at most"},

@@ -10,7 +10,7 @@ import (
 )
 
 // traceRequest is one row of the calibrated trace, which was fitted together with the H200 profile. The trace has 300
-// requests of 60 conversations, which arrive at 1 request/s.
+// requests of 60 conversations. The requests arrive at 1 request/s.
 type traceRequest struct {
 	due                               float64
 	conversation, starter             int
@@ -55,7 +55,7 @@ func readTrace(t testing.TB) []traceRequest {
 	return trace
 }
 
-// content returns the hashes of the prompt's blocks. The first blocks belong to the starter, which several
+// content returns the hashes of the prompt's blocks. The first blocks belong to the starter, a beginning that several
 // conversations share. The other blocks belong to the conversation.
 func (q traceRequest) content() []uint64 {
 	var hs []uint64
@@ -111,7 +111,8 @@ func replay(e *Engine, trace []traceRequest, rate float64) (records []served, ga
 	return records, gaps
 }
 
-// replayClosed keeps a number of requests (concurrency) in flight until n have ended. All requests have the same size.
+// replayClosed keeps a number of requests (concurrency) in flight until n requests have ended. All requests have the
+// same size.
 func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []served, gaps []float64) {
 	before, after := e.Profile.Latency.BeforeScheduling/1000, e.Profile.Latency.AfterStep/1000
 	e.Each = true
@@ -149,8 +150,8 @@ func replayClosed(e *Engine, concurrency, prompt, output, n int) (records []serv
 	return records, gaps
 }
 
-// figures returns what vllm bench serve reports about a run: latencies in ms, tokens/s over the whole run, and how many
-// requests were in flight at most in one second.
+// figures returns what vllm bench serve reports about a run: latencies in ms, tokens/s over the whole run, and the
+// largest number of requests that were in flight in one second.
 func figures(records []served, gaps []float64) map[string]float64 {
 	var ttft, tpot, e2e []float64
 	tokens, end := 0, 0.0

@@ -2,13 +2,14 @@ package sim
 
 // A span is a run of steps in which every running request decodes one token, and no request is admitted, preempted or
 // finished. A step of a span costs a few operations, however many requests run. It visits only the requests whose last
-// block is full, or becomes full in this step. endSpan then updates the fields of all requests at once.
+// block is full, or becomes full in this step. When the span ends, the method end updates the fields of all requests at
+// once. While there is no span, stepsLeft and stepsDone are 0.
 type span struct {
-	left   int                // steps that the span may still have
-	steps  int                // steps computed so far
-	end    float64            // end of the last step
-	tokens int                // tokens of all requests in the KV cache before the next step
-	phase  [BlockSize][]int32 // indexes into running, grouped by computed tokens modulo the block size at the beginning of the span
+	stepsLeft int                // steps that the span may still have
+	stepsDone int                // steps computed so far
+	lastStep  float64            // end of the last step
+	tokens    int                // tokens of all requests in the KV cache before the next step
+	phase     [BlockSize][]int32 // indexes into running, grouped by computed tokens modulo the block size at the beginning of the span
 }
 
 // minSpan is the smallest number of steps for which it is worth setting up a span.
@@ -19,19 +20,17 @@ func (e *Engine) inSpan() bool {
 	if e.Each || e.Options.SpeculativeTokens > 0 || len(e.waiting) > 0 && len(e.running) < e.Options.MaxNumSeqs {
 		return false
 	}
-	if e.span.left > 0 {
+	if e.span.stepsLeft > 0 {
 		return true
 	}
-	e.endSpan()
-	return e.beginSpan()
+	e.span.end(e.running)
+	return len(e.running) <= e.Options.MaxNumBatchedTokens && e.span.begin(e.running)
 }
 
-// beginSpan begins a span when every running request decodes. The span ends before the first request gets its last
-// token.
-func (e *Engine) beginSpan() bool {
-	s := &e.span
+// begin begins a span if every running request decodes. The span ends before the first request gets its last token.
+func (s *span) begin(running []*Request) bool {
 	left := 0
-	for i, r := range e.running {
+	for i, r := range running {
 		if !r.decodes() || r.Output-r.Tokens <= minSpan {
 			return false
 		}
@@ -39,11 +38,11 @@ func (e *Engine) beginSpan() bool {
 			left = r.Output - r.Tokens - 1
 		}
 	}
-	if left == 0 || len(e.running) > e.Options.MaxNumBatchedTokens {
+	if left == 0 {
 		return false
 	}
-	s.left = left
-	for i, r := range e.running {
+	s.stepsLeft = left
+	for i, r := range running {
 		s.tokens += r.computed
 		s.phase[r.computed%BlockSize] = append(s.phase[r.computed%BlockSize], int32(i))
 	}
@@ -53,17 +52,17 @@ func (e *Engine) beginSpan() bool {
 // stepSpan computes a step of a span. If too few blocks are free, it does nothing and returns false.
 func (e *Engine) stepSpan(now *float64) bool {
 	s := &e.span
-	at := s.steps % BlockSize
+	at := s.stepsDone % BlockSize
 	full, filled := s.phase[(BlockSize-at)%BlockSize], s.phase[BlockSize-1-at]
-	if len(full) > e.pool.free {
+	if len(full) > e.kv.pool.free {
 		return false
 	}
 	e.updateBlocks(full, filled)
 	n := len(e.running)
 	*now += e.duration(batch{decodes: n, kvTokens: s.tokens})
-	s.left--
-	s.steps++
-	s.end = *now
+	s.stepsLeft--
+	s.stepsDone++
+	s.lastStep = *now
 	s.tokens += n
 	e.Served = n
 	e.Totals.GenerationTokens += n
@@ -76,36 +75,31 @@ func (e *Engine) updateBlocks(full, filled []int32) {
 	for len(full)+len(filled) > 0 {
 		if len(filled) == 0 || len(full) > 0 && full[0] < filled[0] {
 			r := e.running[full[0]]
-			r.blocks = append(r.blocks, e.pool.take())
+			r.blocks = append(r.blocks, e.kv.pool.take())
 			full = full[1:]
 			continue
 		}
 		r := e.running[filled[0]]
 		filled = filled[1:]
-		if e.caching {
-			i := (r.computed + e.span.steps) / BlockSize
-			r.chain = e.blockHash(r, i)
-			e.pool.register(r.blocks[i], r.chain)
-		}
+		e.kv.register(r, (r.computed+e.span.stepsDone)/BlockSize)
 	}
 }
 
-// endSpan ends the span, if there is one, and updates the fields of the running requests.
-func (e *Engine) endSpan() {
-	s := &e.span
-	if s.left+s.steps == 0 {
+// end ends the span, if there is one, and updates the fields of the running requests.
+func (s *span) end(running []*Request) {
+	if s.stepsLeft+s.stepsDone == 0 {
 		return
 	}
-	if s.steps > 0 {
-		for _, r := range e.running {
-			r.Tokens += s.steps
-			r.Chunks += s.steps
-			r.computed += s.steps
-			r.Last = s.end
+	if s.stepsDone > 0 {
+		for _, r := range running {
+			r.Tokens += s.stepsDone
+			r.Chunks += s.stepsDone
+			r.computed += s.stepsDone
+			r.Last = s.lastStep
 		}
 	}
 	for i := range s.phase {
 		s.phase[i] = s.phase[i][:0]
 	}
-	s.left, s.steps, s.tokens = 0, 0, 0
+	s.stepsLeft, s.stepsDone, s.tokens = 0, 0, 0
 }

@@ -24,18 +24,18 @@ type view struct {
 }
 
 func viewOf(e *Engine, reqs []*Request) view {
-	l := view{totals: e.Totals, content: maps.Clone(e.pool.byHash)}
+	l := view{totals: e.Totals, content: maps.Clone(e.kv.pool.byHash)}
 	for _, r := range reqs {
 		l.requests = append(l.requests, requestView{r.First, r.Last, r.Tokens, r.Chunks, r.Cached})
 	}
-	anchor := int32(e.pool.total())
-	for b := e.pool.next[anchor]; b != anchor; b = e.pool.next[b] {
+	anchor := int32(e.kv.pool.total())
+	for b := e.kv.pool.next[anchor]; b != anchor; b = e.kv.pool.next[b] {
 		l.free = append(l.free, b)
 	}
 	return l
 }
 
-// noisyLoad is randomLoad with noise, and with longer pauses between the requests.
+// noisyLoad returns a load as randomLoad does, but with noise and with longer pauses between the requests.
 func noisyLoad(t *testing.T, seed uint64) (*Engine, []*Request, []float64) {
 	e, reqs, due := randomLoad(t, seed)
 	rng := rand.New(rand.NewPCG(seed, 2))
@@ -59,7 +59,7 @@ func TestSpansAgreeForManySeeds(t *testing.T) {
 }
 
 // compareSpans drives two engines with the same random loads. One uses spans, and the other visits every request in
-// every step. They must agree exactly in every time, count and block.
+// every step. The two engines must agree exactly in every time, count and block.
 func compareSpans(t *testing.T, seeds uint64) {
 	t.Helper()
 	spans, preempted := 0, 0
@@ -83,7 +83,7 @@ func compareSpans(t *testing.T, seeds uint64) {
 			if then != want || fast.Served != plain.Served || fast.KVUsage() != plain.KVUsage() || fast.Running() != plain.Running() {
 				t.Fatalf("seed %d: a step at %g s ended at %g with %d requests served, want %g with %d", seed, now, then, fast.Served, want, plain.Served)
 			}
-			if fast.span.steps > 0 {
+			if fast.span.stepsDone > 0 {
 				spans++
 			}
 			now = then

@@ -68,14 +68,14 @@ func (o Options) usesPromptLookup() bool {
 	return o.SpeculativeMethod == ngram || o.SpeculativeMethod == suffix
 }
 
-// accept draws how many tokens of a request's draft the model accepts. The draw depends only on the request and on the
-// position in its answer, not on the rest of the batch.
+// accept decides at random how many tokens of a request's draft the model accepts. The random numbers depend only on
+// the request and on the position in its answer, not on the rest of the batch.
 func (e *Engine) accept(r *Request) int {
 	if r.drafted == 0 {
 		return 0
 	}
 	n := 0
-	for !e.NoAcceptance && n < r.drafted && uniform(e.Seed, r.Salt, uint64(r.Tokens), uint64(n)) < e.acceptance(n) {
+	for !e.NoAcceptance && n < r.drafted && uniform(e.Seed, r.Salt, uint64(r.Tokens), uint64(n)) < e.Profile.acceptance(e.Options, n) {
 		e.Totals.AcceptedPerPos[n]++
 		n++
 	}
@@ -86,12 +86,13 @@ func (e *Engine) accept(r *Request) int {
 	return n
 }
 
-// acceptance returns the chance that the model accepts the draft token at a position, counted from 0, if it has
-// accepted all tokens before. It is 0 if the profile has no constants for the method.
-func (e *Engine) acceptance(position int) float64 {
-	chances := e.Profile.Speculation.Acceptance
-	if e.Options.usesPromptLookup() {
-		chances = e.Profile.Speculation.LookupAcceptance
+// acceptance returns the chance that the model accepts a draft token after it has accepted all earlier tokens of the
+// draft. The parameter position is the number of the token in its draft, from 0. The chance is 0 if the profile has no
+// constants for the method.
+func (p *Profile) acceptance(o Options, position int) float64 {
+	chances := p.Speculation.Acceptance
+	if o.usesPromptLookup() {
+		chances = p.Speculation.LookupAcceptance
 	}
 	if len(chances) == 0 {
 		return 0
@@ -99,7 +100,7 @@ func (e *Engine) acceptance(position int) float64 {
 	return chances[min(position, len(chances)-1)]
 }
 
-// uniform returns a pseudo-random number from 0 to 1 that depends only on words.
+// uniform returns a pseudo-random number from 0 to 1 that depends only on the given words.
 func uniform(words ...uint64) float64 {
 	h := uint64(0)
 	for _, w := range words {

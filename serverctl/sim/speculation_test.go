@@ -9,9 +9,9 @@ import (
 	"vllmtuner/realtime"
 )
 
-// speculated has the median TPOT in ms, by the number of draft tokens (k) and the chance that the model accepts a draft
-// token. The load is 1 request/s, after ten warm-up requests. Only the row with k = 3 and acceptance 0 was measured.
-// The other rows come from the program in which the profile was fitted.
+// speculated has median TPOTs in ms. Each row has a number of draft tokens (k), and a chance that the model accepts a
+// draft token. The load is 1 request/s, after ten warm-up requests. Only the row with k = 3 and acceptance 0 was
+// measured. The other rows come from the program in which the profile was fitted.
 var speculated = []struct {
 	k          int
 	acceptance float64

@@ -6,7 +6,7 @@ import (
 )
 
 // RefusedValues finds the flags of a command line whose values no simulated version accepts. It returns vLLM's error
-// for each. It ignores flags that no version knows.
+// for each of these flags. RefusedValues ignores flags that no version knows.
 func RefusedValues(args []string) (refusals []string) {
 	for len(args) > 0 {
 		end := 1
@@ -21,7 +21,8 @@ func RefusedValues(args []string) (refusals []string) {
 	return refusals
 }
 
-// refusedValue returns the newest version's error for one flag with its values; "" if a version accepts them.
+// refusedValue returns the newest version's error for one flag with its values; it returns "" if a version accepts
+// them.
 func refusedValue(words []string) (text string) {
 	name, _, _ := strings.Cut(words[0], "=")
 	name = strings.ReplaceAll(name, "_", "-")

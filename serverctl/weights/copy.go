@@ -23,46 +23,47 @@ const (
 	// lockFile is locked by the process that copies into the folder. Its text names the process and its progress. The
 	// file is never removed, because another process may have it open.
 	lockFile = ".weights.lock"
-	// partial begins the name of an incomplete copy. The holder of the lock may remove any incomplete copy.
-	partial = ".partial-"
-	// spare is how many bytes a copy leaves free on the disk, because others write there too.
-	spare = 64 << 20
+	// partialPrefix begins the name of an incomplete copy. The holder of the lock may remove any incomplete copy.
+	partialPrefix = ".partial-"
+	// spareBytes is how many bytes a copy leaves free on the disk, because others write there too.
+	spareBytes = 64 << 20
 	// maxDepth limits how deep the folders of a model may nest, because links may form a circle.
 	maxDepth = 8
 )
 
-// A copier makes copies. A test may replace its patience and its view of the free space.
+// A copier makes copies. Tests may replace both fields.
 type copier struct {
 	stall time.Duration                   // how long another tuner may hold the lock without progress
-	free  func(dir string) (int64, error) // bytes
+	free  func(dir string) (int64, error) // returns the free bytes on the disk of a folder
 }
 
-// Copy copies a model's folder (weights, configuration, tokenizer) to a new folder in the folder to, and returns the
-// new folder. It reuses an existing copy of the same files: the path of the model, and the names, sizes and times of
-// its files, must be the same. It follows links, so a snapshot in the cache of the Hugging Face hub becomes a folder of
-// files. It leaves out hidden files and the folder original, which vLLM does not load either.
+// Copy copies a model's folder (weights, configuration, tokenizer) to a new folder inside parent, and returns the path
+// of the new folder. Copy reuses an existing copy if the model's path, and the names, sizes and times of all files, are
+// the same. It follows links, so a snapshot in the cache of the Hugging Face hub becomes a folder of files. It leaves
+// out hidden files and the folder "original"; vLLM does not load them either.
 //
 // If another tuner copies into the same folder, Copy waits for it, as long as that tuner makes progress every two
 // minutes. After an error, the end of ctx or a crash, an incomplete copy is removed, by the next Copy at the latest. A
-// complete copy is never removed. progress and ctx are as in Warm.
-func Copy(ctx context.Context, model, to string, progress func(done, total int64)) (path string, report Report, err error) {
-	return copier{stall: 2 * time.Minute, free: freeBytes}.copy(ctx, model, to, progress)
+// complete copy is never removed. Copy calls progress, and reacts to the end of ctx, as Warm does.
+func Copy(ctx context.Context, model, parent string, progress func(done, total int64)) (path string, report Report, err error) {
+	return copier{stall: 2 * time.Minute, free: freeBytes}.copy(ctx, model, parent, progress)
 }
 
-// CheckCopy returns an error if Copy could not begin: no copy can be made in the folder, or the folder has too little
-// room. If an incomplete copy is there, CheckCopy does not check the room: only Copy can tell how much there will be.
-func CheckCopy(model, to string) error { return copier{free: freeBytes}.check(model, to) }
+// CheckCopy returns an error if Copy could not begin: no copy can be made in the parent folder, or that folder has too
+// little room. If an incomplete copy is there, CheckCopy does not check the room: only Copy can tell how much there
+// will be.
+func CheckCopy(model, parent string) error { return copier{free: freeBytes}.check(model, parent) }
 
-func (c copier) check(model, to string) error {
-	wanted := to
+func (c copier) check(model, parent string) error {
+	wanted := parent
 	source, err := openTree(model)
 	if err == nil {
-		to, err = target(to, source.dir)
+		parent, err = target(parent, source.dir)
 	}
-	if err == nil && !source.isAt(filepath.Join(to, source.name())) {
+	if err == nil && !source.isAt(filepath.Join(parent, source.name())) {
 		var left []string
-		if left, err = incomplete(to); err == nil && len(left) == 0 {
-			err = c.checkFree(to, sum(source.files))
+		if left, err = incompleteCopies(parent); err == nil && len(left) == 0 {
+			err = c.checkFree(parent, sum(source.files))
 		}
 	}
 	if err != nil {
@@ -71,8 +72,8 @@ func (c copier) check(model, to string) error {
 	return nil
 }
 
-func (c copier) copy(ctx context.Context, model, to string, progress func(done, total int64)) (path string, report Report, err error) {
-	began, wanted := time.Now(), to
+func (c copier) copy(ctx context.Context, model, parent string, progress func(done, total int64)) (path string, report Report, err error) {
+	began, wanted := time.Now(), parent
 	defer func() {
 		report.Took = time.Since(began)
 		if err != nil {
@@ -85,16 +86,16 @@ func (c copier) copy(ctx context.Context, model, to string, progress func(done, 
 		return "", report, err
 	}
 	report.Bytes = sum(source.files)
-	if to, err = target(to, source.dir); err != nil {
+	if parent, err = target(parent, source.dir); err != nil {
 		return "", report, err
 	}
-	path = filepath.Join(to, source.name())
+	path = filepath.Join(parent, source.name())
 	const there = "a copy was already there"
 	if source.isAt(path) {
 		report.Skipped = there
 		return path, report, nil
 	}
-	lock, err := c.lock(ctx, filepath.Join(to, lockFile))
+	lock, err := c.lock(ctx, filepath.Join(parent, lockFile))
 	if err != nil {
 		return "", report, err
 	}
@@ -103,10 +104,10 @@ func (c copier) copy(ctx context.Context, model, to string, progress func(done, 
 		report.Skipped = there + ", made by another tuner meanwhile"
 		return path, report, nil
 	}
-	if err := removeLeft(to); err != nil {
+	if err := removeLeft(parent); err != nil {
 		return "", report, err
 	}
-	if err := c.checkFree(to, report.Bytes); err != nil {
+	if err := c.checkFree(parent, report.Bytes); err != nil {
 		return "", report, err
 	}
 	say(lock, source.dir, 0, report.Bytes)
@@ -121,26 +122,26 @@ func (c copier) copy(ctx context.Context, model, to string, progress func(done, 
 }
 
 // target makes the folder for copies. It refuses a folder inside the model's own.
-func target(to, model string) (string, error) {
+func target(parent, model string) (string, error) {
 	errWithin := errors.New("the copy would be inside the model's own folder; choose another folder")
 	within := func(dir string) bool {
 		rest, err := filepath.Rel(model, dir)
 		return err == nil && filepath.IsLocal(rest)
 	}
-	if plain, err := filepath.Abs(to); err == nil && within(plain) { // checked before anything is made there
+	if plain, err := filepath.Abs(parent); err == nil && within(plain) { // the path is checked before anything is made there
 		return "", errWithin
 	}
-	if err := os.MkdirAll(to, 0o755); err != nil {
+	if err := os.MkdirAll(parent, 0o755); err != nil {
 		return "", err
 	}
-	to, err := resolve(to)
+	parent, err := resolve(parent)
 	if err != nil {
 		return "", err
 	}
-	if within(to) { // by a link
+	if within(parent) { // the path leads into the model's folder by a link
 		return "", errWithin
 	}
-	return to, nil
+	return parent, nil
 }
 
 // resolve returns the absolute path of a folder, in which no part is a link.
@@ -154,7 +155,7 @@ func resolve(dir string) (string, error) {
 
 // A tree is a model's folder with all files that are copied.
 type tree struct {
-	dir   string // without links
+	dir   string // absolute path without links
 	files []File // paths are relative to dir
 	key   string // hash of all names, sizes and times
 }
@@ -212,8 +213,8 @@ func (t *tree) list(within string, hash io.Writer, depth int) error {
 	return nil
 }
 
-// name is the folder name of the tree's copy: a title for people, and the key. The title of a snapshot is the name of
-// its model's folder, because the snapshot's own folder has only a commit as its name.
+// name returns the folder name for a copy of the tree: a title for people, and the key. The title of a snapshot is the
+// name of its model's folder, because the snapshot's own folder has only a commit as its name.
 func (t *tree) name() string { return t.title() + "-" + t.key }
 
 func (t *tree) title() string {
@@ -237,7 +238,7 @@ func (t *tree) isAt(dir string) bool {
 
 // copyTo makes a copy at the path. The caller holds the lock.
 func (t *tree) copyTo(ctx context.Context, path string, done *tally) (err error) {
-	temp := filepath.Join(filepath.Dir(path), partial+filepath.Base(path))
+	temp := filepath.Join(filepath.Dir(path), partialPrefix+filepath.Base(path))
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, os.RemoveAll(temp))
@@ -263,7 +264,7 @@ func (t *tree) copyTo(ctx context.Context, path string, done *tally) (err error)
 	if err := syncTree(temp); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(path); err != nil { // an earlier copy, which has lost files
+	if err := os.RemoveAll(path); err != nil { // path may hold an earlier copy, which has lost files
 		return err
 	}
 	if err := os.Rename(temp, path); err != nil {
@@ -286,8 +287,8 @@ func (t *tree) makeFiles(dir string) error {
 	return nil
 }
 
-// copySegment copies a segment to the same place in another file, which exists, and syncs it to disk. Without that, one
-// sync at the end would have to write all dirty pages of a large memory, and could not be interrupted.
+// copySegment copies a segment to the same place in another file, which must exist, and syncs the copy to disk. A
+// single sync at the end would have to write all dirty pages of a large memory, and nothing could interrupt it.
 func copySegment(ctx context.Context, from, to string, s segment, buffer []byte, done *tally) (err error) {
 	f, err := os.OpenFile(to, os.O_WRONLY, 0)
 	if err != nil {
@@ -326,11 +327,11 @@ func syncPath(path string) error {
 	return errors.Join(f.Sync(), f.Close())
 }
 
-// incomplete returns the paths of the incomplete copies in a folder.
-func incomplete(dir string) (paths []string, err error) {
+// incompleteCopies returns the paths of the incomplete copies in a folder.
+func incompleteCopies(dir string) (paths []string, err error) {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), partial) {
+		if strings.HasPrefix(e.Name(), partialPrefix) {
 			paths = append(paths, filepath.Join(dir, e.Name()))
 		}
 	}
@@ -339,7 +340,7 @@ func incomplete(dir string) (paths []string, err error) {
 
 // removeLeft removes incomplete copies. The caller holds the lock, so nobody is working on them.
 func removeLeft(dir string) error {
-	paths, err := incomplete(dir)
+	paths, err := incompleteCopies(dir)
 	for _, path := range paths {
 		if err := os.RemoveAll(path); err != nil {
 			return fmt.Errorf("remove an incomplete copy: %w", err)
@@ -354,10 +355,10 @@ func (c copier) checkFree(dir string, bytes int64) error {
 	if err != nil {
 		return err
 	}
-	if free >= bytes+spare {
+	if free >= bytes+spareBytes {
 		return nil
 	}
-	err = fmt.Errorf("the copy takes %s and must leave %s free, but only %s are free", render.Bytes(bytes), render.Bytes(spare), render.Bytes(free))
+	err = fmt.Errorf("the copy takes %s and must leave %s free, but only %s are free", render.Bytes(bytes), render.Bytes(spareBytes), render.Bytes(free))
 	entries, readErr := os.ReadDir(dir)
 	if readErr != nil {
 		return errors.Join(err, readErr)
@@ -401,8 +402,8 @@ func (c copier) wait(ctx context.Context, f *os.File) error {
 	var said []byte
 	moved := time.Now()
 	for {
-		// flock, not fcntl: flock belongs to the open file, so another open and close of the file in this process cannot
-		// release it.
+		// We use flock, not fcntl. A lock of flock belongs to the open file. So the lock is not released when this
+		// process opens and closes the file once more.
 		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		if err == nil {
 			return nil
@@ -429,8 +430,8 @@ func (c copier) wait(ctx context.Context, f *os.File) error {
 	}
 }
 
-// say writes into the lock file who copies what, and how far it is. Waiting tuners read this. It ignores an error: the
-// others then only wait without news.
+// say writes into the lock file who copies what, and how far the copy is. Waiting tuners read this. It ignores an
+// error: the other tuners then only wait without news.
 func say(lock *os.File, model string, done, total int64) {
 	host, err := os.Hostname()
 	if err != nil {
@@ -438,6 +439,6 @@ func say(lock *os.File, model string, done, total int64) {
 	}
 	text := fmt.Sprintf("pid %d on %s has copied %d of %d bytes of %s\n", os.Getpid(), host, done, total, model)
 	if _, err := lock.WriteAt([]byte(text), 0); err == nil {
-		_ = lock.Truncate(int64(len(text))) // cuts off the rest of a longer text of the last holder
+		_ = lock.Truncate(int64(len(text))) // cuts off the rest of a longer text that the last holder wrote
 	}
 }

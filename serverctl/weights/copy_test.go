@@ -17,7 +17,7 @@ import (
 	"time"
 )
 
-// If one of these variables is set, the test binary acts as another tuner: it warms the page cache, or it copies.
+// If WEIGHTS_WARM or WEIGHTS_COPY is set, the test binary acts as another tuner: it warms the page cache, or it copies.
 func TestMain(m *testing.M) {
 	if path := os.Getenv("WEIGHTS_WARM"); path != "" {
 		warmAsChild(path)
@@ -52,8 +52,8 @@ type neighbour struct {
 	in io.WriteCloser
 }
 
-// copying starts a neighbour, and returns in the middle of its copy.
-func copying(t *testing.T, model, to string) *neighbour {
+// startNeighbour starts a neighbour, and returns in the middle of its copy.
+func startNeighbour(t *testing.T, model, to string) *neighbour {
 	t.Helper()
 	self, err := os.Executable()
 	try(t, err)
@@ -76,7 +76,7 @@ func copying(t *testing.T, model, to string) *neighbour {
 // aModel returns a folder with 20 MiB of files, which take some time to copy.
 func aModel(t *testing.T) (dir string, files map[string]string) { return aModelOf(t, 12<<20) }
 
-// aSmallModel is like aModel, with 2 kB.
+// aSmallModel is like aModel, but with 2 kB of files.
 func aSmallModel(t *testing.T) (dir string, files map[string]string) { return aModelOf(t, 1<<10) }
 
 func aModelOf(t *testing.T, shard int) (dir string, files map[string]string) {
@@ -226,10 +226,10 @@ func TestAnInterruptedCopyLeavesNothing(t *testing.T) {
 func TestACopyWhoseTunerWasKilledIsRemoved(t *testing.T) {
 	model, files := aModel(t)
 	to := t.TempDir()
-	child := copying(t, model, to)
+	child := startNeighbour(t, model, to)
 	try(t, child.Process.Kill())
 	_ = child.Wait() // killed
-	if got := names(t, to); len(got) != 1 || !strings.HasPrefix(got[0], partial) {
+	if got := names(t, to); len(got) != 1 || !strings.HasPrefix(got[0], partialPrefix) {
 		t.Fatalf("the folder holds %q, want what was begun", got)
 	}
 	other := filepath.Join(t.TempDir(), "other")
@@ -247,7 +247,7 @@ func TestACopyWhoseTunerWasKilledIsRemoved(t *testing.T) {
 func TestACopyOfAnotherTunerIsShared(t *testing.T) {
 	model, files := aModel(t)
 	to := t.TempDir()
-	child := copying(t, model, to)
+	child := startNeighbour(t, model, to)
 	type result struct {
 		path   string
 		report Report
@@ -261,7 +261,7 @@ func TestACopyOfAnotherTunerIsShared(t *testing.T) {
 	select {
 	case r := <-ended:
 		t.Fatalf("it did not wait: %+v", r)
-	case <-time.After(300 * time.Millisecond): // without the wait it would have copied or failed by then
+	case <-time.After(300 * time.Millisecond): // a Copy that does not wait would have ended by then
 	}
 	_, err := io.WriteString(child.in, "go on\n")
 	try(t, err)
@@ -276,7 +276,7 @@ func TestACopyOfAnotherTunerIsShared(t *testing.T) {
 func TestACopyThatStandsStillIsNotWaitedFor(t *testing.T) {
 	model, _ := aModel(t)
 	to := t.TempDir()
-	child := copying(t, model, to)
+	child := startNeighbour(t, model, to)
 	_, _, err := copier{stall: 300 * time.Millisecond, free: freeBytes}.copy(t.Context(), model, to, nil)
 	wantError(t, err, "another tuner has held "+filepath.Join(to, lockFile)+" for 300 ms without progress",
 		fmt.Sprintf("pid %d on ", child.Process.Pid), "bytes of "+model)
@@ -356,7 +356,7 @@ func TestACheckLeavesAnIncompleteCopyOutOfAccount(t *testing.T) {
 	to := filepath.Join(t.TempDir(), "copies [1]")
 	full := copier{free: func(string) (int64, error) { return 0, nil }}
 	wantError(t, full.check(model, to), "make room, or choose another folder")
-	try(t, os.Mkdir(filepath.Join(to, partial+"tiny"), 0o755), full.check(model, to))
+	try(t, os.Mkdir(filepath.Join(to, partialPrefix+"tiny"), 0o755), full.check(model, to))
 }
 
 func TestAModelThatChangesWhileItIsCopied(t *testing.T) {

@@ -17,7 +17,8 @@ import (
 	"vllmtuner/foreign"
 )
 
-// ErrUnknown is returned for a model that is not completely on disk. vLLM then downloads it, or says what is wrong.
+// ErrUnknown is returned for a model that is not completely on disk. vLLM then downloads the model, or says what is
+// wrong.
 var ErrUnknown = errors.New("the model's weights are not on disk")
 
 // A Model says which model a server loads, in the words of vLLM's flags.
@@ -31,7 +32,7 @@ type Model struct {
 // A kind is one format of weights, with the index file that lists the model's files.
 type kind struct{ pattern, index string }
 
-// kinds lists the formats in the order in which vLLM looks for them. It loads the first format that it finds (load
+// kinds lists the formats in the order in which vLLM looks for them. vLLM loads the first format that it finds (load
 // format auto of 0.14.1 and 0.32.0, vllm/model_executor/model_loader/default_loader.py). vLLM does not look for GGUF
 // files in a folder, but users give such folders as the model.
 var kinds = []kind{
@@ -114,7 +115,8 @@ func (m Model) hub() string {
 	return expand(cmp.Or(m.CacheDir, env("HF_HUB_CACHE"), env("HUGGINGFACE_HUB_CACHE"), filepath.Join(home, "hub")))
 }
 
-// weightFiles returns the weights in a folder. missing says what the folder lacks; empty means nothing.
+// weightFiles returns the weights in a folder, and a text that says what the folder lacks. The text is empty if the
+// folder lacks nothing.
 func weightFiles(dir string) (files []File, missing string, err error) {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
@@ -127,7 +129,7 @@ func weightFiles(dir string) (files []File, missing string, err error) {
 	var absent []string
 	for _, name := range names {
 		file := filepath.Join(dir, name)
-		info, err := os.Stat(file) // follows links
+		info, err := os.Stat(file) // Stat follows links
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			absent = append(absent, name)
@@ -155,8 +157,8 @@ func weightFiles(dir string) (files []File, missing string, err error) {
 	return files, missing, nil
 }
 
-// choose returns the names of the model's files, sorted, and the index that lists them. index is empty if there is
-// none.
+// choose returns the names of the model's files, sorted, and the index that lists them. If there is no index, the name
+// of the index is empty.
 func choose(dir string, entries []fs.DirEntry) (names []string, index string, err error) {
 	has := func(name string) bool {
 		return slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == name })
@@ -183,7 +185,7 @@ func choose(dir string, entries []fs.DirEntry) (names []string, index string, er
 // matches returns the names of the weights of one kind.
 func matches(pattern string, entries []fs.DirEntry) (names []string) {
 	for _, e := range entries {
-		ok, _ := path.Match(pattern, e.Name()) // cannot fail: our patterns are well-formed
+		ok, _ := path.Match(pattern, e.Name()) // Match cannot fail: our patterns are well-formed
 		if ok && !slices.ContainsFunc(notWeights, func(end string) bool { return strings.HasSuffix(e.Name(), end) }) {
 			names = append(names, e.Name())
 		}
@@ -198,7 +200,7 @@ func readIndex(file string) ([]string, error) {
 		return nil, fmt.Errorf("find the weights: %w", err)
 	}
 	var index struct {
-		WeightMap map[string]string `json:"weight_map"` // tensor to file
+		WeightMap map[string]string `json:"weight_map"` // maps the name of each tensor to its file
 	}
 	if err := json.Unmarshal(text, &index); err != nil {
 		return nil, fmt.Errorf("find the weights: %s: %w", file, err)

@@ -9,9 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errHidden is returned if the kernel does not tell what is in the page cache. Since Linux 5.2 it reports a file as
-// fully cached if the caller neither owns it nor may write it (mm/mincore.c, can_do_mincore). gVisor reports every file
-// as fully cached.
+// errHidden is returned if the kernel does not tell what is in the page cache. Since Linux 5.2, the kernel reports
+// every page of a file as cached to a caller who neither owns the file nor may write it (mm/mincore.c, can_do_mincore).
+// gVisor reports every file as fully cached.
 var errHidden = errors.New("the kernel tells only owners and writers of a file whether it is in the page cache")
 
 // windowSize is how many bytes of a file are mapped at once. The kernel's answer for so many bytes takes 256 KiB.
@@ -31,15 +31,15 @@ func resident(files []File) (int64, error) {
 	return n, nil
 }
 
-// residentIn returns how many bytes of a part of a file are in the page cache. offset must be a multiple of the page
-// size.
+// residentIn returns how many bytes of one part of a file are in the page cache. The offset of the part must be a
+// multiple of the page size.
 func residentIn(path string, offset, length int64) (n int64, err error) {
 	f, err := os.Open(path)
 	if err != nil {
 		return 0, err
 	}
 	defer f.Close()
-	if err := honest(f); err != nil {
+	if err := checkHonest(f); err != nil {
 		return 0, fmt.Errorf("%s: %w", path, err)
 	}
 	page := int64(os.Getpagesize())
@@ -58,9 +58,9 @@ func residentIn(path string, offset, length int64) (n int64, err error) {
 	return n, nil
 }
 
-// honest returns errHidden if the kernel says that a page far beyond the end of the file is in the page cache. That is
-// impossible, so this kernel would say the same of every page.
-func honest(f *os.File) error {
+// checkHonest returns errHidden if the kernel says that a page far beyond the end of the file is in the page cache.
+// That is impossible, so this kernel would say the same of every page.
+func checkHonest(f *os.File) error {
 	info, err := f.Stat()
 	if err != nil {
 		return err
@@ -76,8 +76,8 @@ func honest(f *os.File) error {
 	return nil
 }
 
-// incore asks the kernel for one byte per page of a part of the file. Its lowest bit says whether the page is in the
-// page cache.
+// incore asks the kernel for one byte per page of a part of the file. The lowest bit of each byte says whether the page
+// is in the page cache.
 func incore(f *os.File, offset, length int64) ([]byte, error) {
 	// PROT_NONE makes sure that no page is read by mistake.
 	mapped, err := unix.Mmap(int(f.Fd()), offset, int(length), unix.PROT_NONE, unix.MAP_PRIVATE)

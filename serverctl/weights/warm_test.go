@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// cold makes files of the given sizes that are on disk but not in the page cache.
-func cold(t *testing.T, sizes ...int) []File {
+// makeColdFiles makes files of the given sizes that are on disk but not in the page cache.
+func makeColdFiles(t *testing.T, sizes ...int) []File {
 	t.Helper()
 	dir := t.TempDir()
 	if kind := Filesystem(dir); kind == "tmpfs" || kind == "ramfs" {
@@ -43,7 +43,7 @@ func forget(t *testing.T, files []File) {
 }
 
 func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
-	files := cold(t, 30<<20+5, 0, 5<<20)
+	files := makeColdFiles(t, 30<<20+5, 0, 5<<20)
 	const total = 35<<20 + 5
 	for range 2 { // asking changes nothing
 		if n, err := resident(files); err != nil || n != 0 {
@@ -71,16 +71,21 @@ func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
 		t.Errorf("a second report is %+v, want that nothing was read", report)
 	}
 
-	forget(t, files[2:])
-	report, err = Warm(t.Context(), files, 1<<30, nil)
-	try(t, err)
-	if report.Read != 5<<20 || report.WasResident != total-5<<20 || report.NowResident != total {
-		t.Errorf("after one file was forgotten the report is %+v, want that alone read", report)
+	want := Report{Bytes: total, Read: 5 << 20, WasResident: total - 5<<20, NowResident: total}
+	for range 5 { // the kernel may drop pages of the other files too
+		forget(t, files[2:])
+		report, err = Warm(t.Context(), files, 1<<30, nil)
+		try(t, err)
+		report.Took = 0
+		if report == want {
+			return
+		}
 	}
+	t.Errorf("after one file was forgotten the report is %+v, want that alone read: %+v", report, want)
 }
 
 func TestPartOfAFileIsInThePageCache(t *testing.T) {
-	files := cold(t, 16<<20)
+	files := makeColdFiles(t, 16<<20)
 	f, err := os.Open(files[0].Path)
 	try(t, err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)) // the kernel shall not read ahead
 	_, err = io.ReadFull(f, make([]byte, 4<<20))
@@ -91,7 +96,7 @@ func TestPartOfAFileIsInThePageCache(t *testing.T) {
 }
 
 func TestWarmLeavesMemoryToOthers(t *testing.T) {
-	files := cold(t, 1<<20)
+	files := makeColdFiles(t, 1<<20)
 	report, err := Warm(t.Context(), files, 1<<20, nil)
 	try(t, err)
 	if report.Read != 0 || report.Skipped != "the weights take 1 MiB, more than 70 % of the 1 MiB of memory that may be used" {
@@ -103,7 +108,7 @@ func TestWarmLeavesMemoryToOthers(t *testing.T) {
 }
 
 func TestWarmEndsWithItsContext(t *testing.T) {
-	files := cold(t, 40<<20, 40<<20)
+	files := makeColdFiles(t, 40<<20, 40<<20)
 	ctx, cancel := context.WithCancelCause(t.Context())
 	enough := errors.New("the study ends")
 	report, err := Warm(ctx, files, 1<<30, func(done, _ int64) { cancel(enough) })
@@ -113,7 +118,7 @@ func TestWarmEndsWithItsContext(t *testing.T) {
 }
 
 func TestWarmSaysWhichFileItCannotRead(t *testing.T) {
-	files := cold(t, 1<<20)
+	files := makeColdFiles(t, 1<<20)
 	gone := File{filepath.Join(t.TempDir(), "gone.safetensors"), 5}
 	_, err := Warm(t.Context(), append(files, gone), 1<<30, nil)
 	wantError(t, err, "warm the page cache", gone.Path, "no such file")
@@ -127,14 +132,14 @@ func TestWhatTheKernelHidesIsNotBelieved(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("to be somebody else needs root")
 	}
-	files := cold(t, 10<<20)
+	files := makeColdFiles(t, 10<<20)
 	for dir := filepath.Dir(files[0].Path); dir != "/"; dir = filepath.Dir(dir) {
 		if info, err := os.Stat(dir); err != nil || info.Mode()&0o005 != 0o005 {
 			t.Logf("making %s readable for others: %v", dir, err)
 			try(t, os.Chmod(dir, 0o755))
 		}
 	}
-	self := filepath.Join(filepath.Dir(files[0].Path), "self") // where nobody may start it
+	self := filepath.Join(filepath.Dir(files[0].Path), "self") // the child runs as the user "nobody", who may start the program in this folder
 	program, err := os.ReadFile("/proc/self/exe")
 	try(t, err, os.WriteFile(self, program, 0o755))
 	child := exec.CommandContext(t.Context(), self)

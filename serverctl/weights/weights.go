@@ -24,9 +24,9 @@ type File struct {
 
 // A Report says what Warm or Copy did.
 type Report struct {
-	Bytes       int64         // of all files
+	Bytes       int64         // size of all files
 	WasResident int64         // bytes that were in the page cache before; -1 when the kernel does not tell, and for a copy
-	NowResident int64         // bytes in the page cache now; less than Bytes if memory was short; -1 as above
+	NowResident int64         // bytes in the page cache now; less than Bytes if memory was short; -1 as for WasResident
 	Read        int64         // bytes read or copied
 	Took        time.Duration // including the wait for another tuner
 	Skipped     string        // why nothing was read or copied; empty when something was
@@ -34,7 +34,7 @@ type Report struct {
 
 const (
 	// workers is how many goroutines read at once. A file server answers several parallel requests in the time of one.
-	// A local disk does not become slower by them.
+	// Parallel reads do not make a local disk slower.
 	workers = 4
 	// segmentSize is how many bytes a worker takes on at a time. The kernel reads ahead a whole segment, even if the
 	// worker is then told to stop.
@@ -59,16 +59,16 @@ func segments(files []File) []segment {
 	return all
 }
 
-// inParallel calls do for the segments in order, several at once, until one fails or ctx ends. Each worker has its
-// own buffer.
-func inParallel(ctx context.Context, all []segment, do func(ctx context.Context, s segment, buffer []byte) error) error {
+// inParallel handles the segments in order, several at once, until one call fails or ctx ends. Each worker has its own
+// buffer.
+func inParallel(ctx context.Context, all []segment, handle func(ctx context.Context, s segment, buffer []byte) error) error {
 	group, ctx := errgroup.WithContext(ctx)
 	var next atomic.Int64
 	for range min(workers, len(all)) {
 		group.Go(func() error {
 			buffer := make([]byte, blockSize)
 			for i := next.Add(1) - 1; i < int64(len(all)); i = next.Add(1) - 1 {
-				if err := do(ctx, all[i], buffer); err != nil {
+				if err := handle(ctx, all[i], buffer); err != nil {
 					return err
 				}
 			}
@@ -78,14 +78,14 @@ func inParallel(ctx context.Context, all []segment, do func(ctx context.Context,
 	return group.Wait()
 }
 
-// read reads a segment of a file block by block, and passes each block to use with its offset.
-func read(ctx context.Context, path string, s segment, buffer []byte, use func(block []byte, offset int64) error) error {
+// read reads a segment of a file block by block, and hands on each block with its offset.
+func read(ctx context.Context, path string, s segment, buffer []byte, handle func(block []byte, offset int64) error) error {
 	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	// Only advice: a file system that does not support it reads normally.
+	// This call is only advice. A file system that does not support it reads normally.
 	_ = unix.Fadvise(int(f.Fd()), s.offset, s.length, unix.FADV_WILLNEED)
 	for end := s.offset + s.length; s.offset < end; {
 		if ctx.Err() != nil {
@@ -97,7 +97,7 @@ func read(ctx context.Context, path string, s segment, buffer []byte, use func(b
 		} else if err != nil {
 			return err // the error names the file
 		}
-		if err := use(block, s.offset); err != nil {
+		if err := handle(block, s.offset); err != nil {
 			return err
 		}
 		s.offset += int64(len(block))
@@ -122,7 +122,7 @@ func (t *tally) add(n int64) {
 	}
 }
 
-// sum is the size of all files in bytes.
+// sum returns the size of all files in bytes.
 func sum(files []File) (n int64) {
 	for _, f := range files {
 		n += f.Size
@@ -130,8 +130,8 @@ func sum(files []File) (n int64) {
 	return n
 }
 
-// magics names the file systems that models lie on (linux/magic.h and the file systems' own headers). All versions of
-// NFS share one number, and so do ext2 to ext4.
+// magics maps magic numbers to the names of the file systems that models lie on (linux/magic.h and the file systems'
+// own headers). All versions of NFS share one number, and so do ext2 to ext4.
 var magics = map[int64]string{
 	unix.NFS_SUPER_MAGIC: "nfs", unix.CIFS_SUPER_MAGIC: "cifs", unix.SMB2_SUPER_MAGIC: "cifs", unix.CEPH_SUPER_MAGIC: "ceph",
 	unix.V9FS_MAGIC: "9p", unix.FUSE_SUPER_MAGIC: "fuse", 0x0bd00bd0: "lustre", 0x47504653: "gpfs", 0x19830326: "beegfs",

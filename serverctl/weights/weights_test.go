@@ -158,9 +158,9 @@ func TestFilesOfTheHub(t *testing.T) {
 		name    string
 		model   Model
 		env     map[string]string
-		want    string // commit
+		want    string // commit of the snapshot
 		size    int64
-		unknown string // in the error
+		unknown string // text in the error
 	}{
 		{"in the home", Model{Name: "nvidia/tiny"}, inHome, "aaa", 7, ""},
 		{"HF_HUB_CACHE", Model{Name: "nvidia/tiny"}, set("HF_HUB_CACHE", root+"/hub"), "aaa", 7, ""},

@@ -25,14 +25,14 @@ type cell struct {
 	value  any
 }
 
-// WriteTrials writes one row for each trial. There is a column for each flag of flags, and for each other flag that a
-// trial of the study sets. study.Trials needs only numbers and points.
+// WriteTrials writes one row for each trial. There is a column for each given flag, and for each other flag that a
+// trial of the study sets. Of the trials in study.Trials, only the numbers and points are used.
 func WriteTrials(w io.Writer, study studies.Study, trials iter.Seq2[studies.Trial, error], flags []string) error {
 	settings := settingsOf(study, flags)
 	row := func(t studies.Trial, _ trial.Probe) []cell {
 		r := t.Result
 		head := []cell{{"number", t.Number}, {"origin", t.Origin}, {"state", t.State}, {"outcome", r.Outcome}, {"class", r.Class}}
-		return slices.Concat(head, settings(t), capacityCells(t))
+		return slices.Concat(head, settings(t), capacityCells(t), spentCells(r.Spent, trialParts))
 	}
 	return write(w, row, trials, func(studies.Trial) []trial.Probe { return []trial.Probe{{}} })
 }
@@ -41,15 +41,15 @@ func WriteTrials(w io.Writer, study studies.Study, trials iter.Seq2[studies.Tria
 func WriteProbes(w io.Writer, study studies.Study, trials iter.Seq2[studies.Trial, error], flags []string) error {
 	settings := settingsOf(study, flags)
 	row := func(t studies.Trial, p trial.Probe) []cell {
-		return slices.Concat([]cell{{"trial", t.Number}, {"seq", p.Seq}}, settings(t), probeCells(p))
+		return slices.Concat([]cell{{"trial", t.Number}, {"seq", p.Seq}}, settings(t), probeCells(p), spentCells(p.Spent, probeParts))
 	}
 	return write(w, row, trials, func(t studies.Trial) []trial.Probe { return t.Probes })
 }
 
-// write writes a row with the names of the columns. Then, for each trial, it writes one row for each probe that probes
-// returns.
+// write writes a row with the names of the columns. Then, for each trial, it writes one row for each probe that
+// probesOf returns.
 func write(w io.Writer, row func(studies.Trial, trial.Probe) []cell, trials iter.Seq2[studies.Trial, error],
-	probes func(studies.Trial) []trial.Probe) error {
+	probesOf func(studies.Trial) []trial.Probe) error {
 	out := csv.NewWriter(w)
 	name := func(c cell, _ int) string { return c.column }
 	err := out.Write(lo.Map(row(studies.Trial{}, trial.Probe{}), name))
@@ -57,7 +57,7 @@ func write(w io.Writer, row func(studies.Trial, trial.Probe) []cell, trials iter
 		if unread != nil {
 			return unread
 		}
-		for _, p := range probes(t) {
+		for _, p := range probesOf(t) {
 			err = errors.Join(err, out.Write(lo.Map(row(t, p), cell.text)))
 		}
 		if err != nil {
@@ -87,8 +87,8 @@ func (c cell) text(int) string {
 	return fmt.Sprint(c.value)
 }
 
-// settingsOf returns a function that makes the cells for the world and the flags of a trial. First come the flags of
-// flags, and then each other flag that a trial of the study sets. Only trials of one world can be compared; see
+// settingsOf returns a function that makes the cells for the world and the flags of a trial. The given flags come
+// first. Then comes each other flag that a trial of the study sets. Only trials of one world can be compared; see
 // studies.Study.
 func settingsOf(study studies.Study, flags []string) func(studies.Trial) []cell {
 	names, worlds := slices.Clone(flags), study.WorldNumbers()
@@ -118,7 +118,7 @@ func capacityCells(t studies.Trial) []cell {
 		r, simulated = t.Result, t.Result.Facts.Simulated
 	}
 	c := r.Capacity
-	if t.Met() || c.Known() { // otherwise c.Rate is the lowest rate that failed
+	if t.Met() || c.Known() { // without this condition, c.Rate could be the lowest rate that failed
 		rate = c.Rate
 	}
 	return []cell{
@@ -129,6 +129,25 @@ func capacityCells(t studies.Trial) []cell {
 		{"args", strings.Join(t.Args, " ")},
 	}
 }
+
+// spentCells returns a cell with the seconds of each part of the time of a trial or a probe. If an older tuner measured
+// the trial or the probe, all cells are empty.
+func spentCells(spent trial.Spent, parts []trial.Part) (cells []cell) {
+	for _, part := range parts {
+		c := cell{string(part) + "_seconds", nil}
+		if len(spent) > 0 {
+			c.value = spent[part].Seconds()
+		}
+		cells = append(cells, c)
+	}
+	return cells
+}
+
+// The parts of a trial and of a probe.
+var (
+	trialParts = lo.Filter(trial.Parts, func(p trial.Part, _ int) bool { return p.OnGPU() })
+	probeParts = []trial.Part{trial.Emptying, trial.LeadIn, trial.Windows, trial.RunOut}
+)
 
 // probeCells returns the cells with the figures of a probe. Latencies are of completed requests, in milliseconds.
 func probeCells(p trial.Probe) []cell {
@@ -143,7 +162,7 @@ func probeCells(p trial.Probe) []cell {
 		bench.Stats
 	}{{"ttft", m.TTFT}, {"tpot", m.TPOT}, {"itl", m.ITL}, {"e2e", m.E2E}} {
 		for _, c := range []cell{{"mean", of.Mean}, {"p50", of.P50}, {"p95", of.P95}, {"p99", of.P99}} {
-			if of.N == 0 { // without requests no figure: 0 ms would be a good latency
+			if of.N == 0 { // without requests the cells are empty, because 0 ms would look like a good latency
 				c.value = nil
 			}
 			cells = append(cells, cell{fmt.Sprintf("%s_%s_ms", of.metric, c.column), c.value})

@@ -28,16 +28,17 @@ var update = flag.Bool("update", false, "rewrite the golden file; read the diff"
 // example has four trials: one met the SLO, one failed at every rate, one could not start, and one is running.
 func example() studies.Study {
 	began := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
-	probe := trial.Probe{Rate: 2, HitRate: -1, GPUTime: 3 * time.Minute, Verdict: slo.Verdict{Pass: true, Headroom: 0.1, Binding: "p99 TPOT", Reason: "p99 TPOT 54 ms, of 60 ms"},
+	probe := trial.Probe{Rate: 2, HitRate: -1, GPUTime: 3 * time.Minute, Spent: trial.Spent{trial.LeadIn: time.Minute, trial.Windows: 2 * time.Minute}, Verdict: slo.Verdict{Pass: true, Headroom: 0.1, Binding: "p99 TPOT", Reason: "p99 TPOT 54 ms, of 60 ms"},
 		Measurement: bench.Measurement{Requests: 300, Completed: 300, TTFT: bench.Stats{N: 300, Mean: 200, P50: 180, P95: 400, P99: 700}}}
 	return studies.Study{
 		ID: "abc", Name: "llama70b", Seed: 1<<64 - 1, State: studies.Running, Created: began, Updated: began.Add(time.Hour), Commits: 9,
+		Spent: trial.Spent{trial.Starting: 90 * time.Second, trial.Choosing: 1500 * time.Millisecond},
 		World: map[string]string{"model": "m"}, Found: map[string]string{"gpu": "1 × NVIDIA H200"}, File: "version: 1\n",
 		Events: []studies.Event{{Time: began, Kind: "begun", Note: "pid 7 on node-a"}, {Time: began, Kind: studies.Drift, Trial: 2,
 			Changes: studies.Changes{{Fact: "model length", Was: new("2048"), Is: new("4096")}}}},
 		Trials: []studies.Trial{
 			{Origin: studies.Default, State: studies.Done, Began: began, Ended: began.Add(time.Minute), Probes: []trial.Probe{probe},
-				Result: trial.Result{Outcome: trial.Measured, GPUTime: time.Minute, Capacity: capacity.Capacity{Rate: 2.25, Low: 2, High: 2.5, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 60}}},
+				Result: trial.Result{Outcome: trial.Measured, GPUTime: time.Minute, Spent: trial.Spent{trial.Starting: 40 * time.Second, trial.Stopping: 20 * time.Second}, Capacity: capacity.Capacity{Rate: 2.25, Low: 2, High: 2.5, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 60}}},
 			{Number: 1, Origin: studies.Sampled, Point: space.Point{"max-num-seqs": "16", "block-size": "32"}, Args: []string{"--max-num-seqs", "16"}, State: studies.Done,
 				Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: 0.5, High: 0.5, Bound: capacity.AtMost, Binding: "p99 TTFT"}}},
 			{Number: 2, Origin: studies.Sampled, Point: space.Point{"max-num-seqs": "1024"}, State: studies.Done,

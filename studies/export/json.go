@@ -1,44 +1,48 @@
-// Package export writes a study for other programs: tables as CSV, and all of it as JSON. It reads no file and judges nothing.
+// Package export writes a study for other programs: tables as CSV, and all of it as JSON. It reads no file and judges
+// nothing.
 package export
 
 import (
 	"bufio"
 	"bytes"
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"io"
 	"iter"
 	"strconv"
 	"time"
 
+	"github.com/samber/lo"
+
+	"vllmtuner/foreign"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
 
-// format is the version of the JSON document. It grows when a field is removed or changes its meaning, but not when a
-// field is added.
+// format is the version of the JSON document. The number increases when a field is removed or changes its meaning, but
+// not when a field is added.
 const format = 1
 
 // A document is a study as JSON. The keys never change; docs/export.md lists them.
 type document struct {
-	Format  int               `json:"tuner_export"`
-	ID      string            `json:"id"`
-	Name    string            `json:"name"`
-	Seed    string            `json:"seed"` // decimal text: a JavaScript number cannot hold 64 bits
-	State   studies.State     `json:"state"`
-	Note    string            `json:"note"`
-	Created time.Time         `json:"created"`
-	Updated time.Time         `json:"updated"`
-	Commits int64             `json:"commits"`
-	World   map[string]string `json:"world"`
-	Found   map[string]string `json:"found"`
-	Noted   map[string]string `json:"noted"`
-	Events  []eventItem       `json:"events"`
-	File    string            `json:"file"`
-	Trials  []trialItem       `json:"trials"` // empty: WriteJSON writes one at a time
-	Priors  []priorItem       `json:"priors"`
+	Format  int                    `json:"tuner_export"`
+	ID      string                 `json:"id"`
+	Name    string                 `json:"name"`
+	Seed    string                 `json:"seed"` // decimal text: a JavaScript number cannot hold 64 bits
+	State   studies.State          `json:"state"`
+	Note    string                 `json:"note"`
+	Created time.Time              `json:"created"`
+	Updated time.Time              `json:"updated"`
+	Commits int64                  `json:"commits"`
+	Spent   map[trial.Part]float64 `json:"spent_seconds"` // time of all runs, by parts; empty in a study of an older tuner
+	World   map[string]string      `json:"world"`
+	Found   map[string]string      `json:"found"`
+	Noted   map[string]string      `json:"noted"`
+	Events  []eventItem            `json:"events"`
+	File    string                 `json:"file"`
+	Trials  []trialItem            `json:"trials"` // empty here, because WriteJSON writes the trials one at a time
+	Priors  []priorItem            `json:"priors"`
 }
 
 type eventItem struct {
@@ -49,16 +53,17 @@ type eventItem struct {
 }
 
 type trialItem struct {
-	Number int            `json:"number"`
-	Origin studies.Origin `json:"origin"`
-	Point  space.Point    `json:"point"`
-	Args   []string       `json:"args"`
-	State  studies.State  `json:"state"`
-	World  int            `json:"world"` // from 1: see studies.Study.WorldNumbers
-	Began  time.Time      `json:"began"`
-	Ended  *time.Time     `json:"ended"`  // null while it runs
-	Result *trial.Result  `json:"result"` // null while it runs
-	Probes []trial.Probe  `json:"probes"`
+	Number int               `json:"number"`
+	Origin studies.Origin    `json:"origin"`
+	Point  space.Point       `json:"point"`
+	Args   []string          `json:"args"`
+	Env    map[string]string `json:"env,omitempty"` // environment variables of the point
+	State  studies.State     `json:"state"`
+	World  int               `json:"world"` // from 1: see studies.Study.WorldNumbers
+	Began  time.Time         `json:"began"`
+	Ended  *time.Time        `json:"ended"`  // null while it runs
+	Result *trial.Result     `json:"result"` // null while it runs
+	Probes []trial.Probe     `json:"probes"`
 }
 
 type priorItem struct {
@@ -71,12 +76,12 @@ type priorItem struct {
 
 // WriteJSON writes the whole study as one JSON object. It holds only one trial in memory at a time.
 func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, error]) error {
-	whole, err := encode(documentOf(s), "")
+	whole, err := foreign.JSON(documentOf(s), "", "  ")
 	if err != nil {
 		return fmt.Errorf("write the study as JSON: %w", err)
 	}
 	before, after, _ := bytes.Cut(whole, []byte(noTrials))
-	out := bufio.NewWriter(w) // a failed write is kept, and Flush returns it
+	out := bufio.NewWriter(w) // the writer keeps the error of a failed write, and Flush returns that error
 	out.Write(before)
 	out.WriteString("\n  \"trials\": [")
 	worlds, between, end := s.WorldNumbers(), "\n    ", "]"
@@ -85,7 +90,7 @@ func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, err
 			return unread
 		}
 		var item []byte
-		if item, err = encode(trialItemOf(t, worlds[t.Number]), "    "); err != nil {
+		if item, err = foreign.JSON(trialItemOf(t, worlds[t.Number]), "    ", "  "); err != nil {
 			break
 		}
 		out.WriteString(between)
@@ -107,20 +112,10 @@ func WriteJSON(w io.Writer, s studies.Study, trials iter.Seq2[studies.Trial, err
 // line breaks.
 const noTrials = "\n  \"trials\": []"
 
-// encode returns v as indented JSON. All lines but the first begin with indent.
-func encode(v any, indent string) ([]byte, error) {
-	var text bytes.Buffer
-	e := json.NewEncoder(&text)
-	e.SetIndent(indent, "  ")
-	e.SetEscapeHTML(false)
-	err := e.Encode(v)
-	return bytes.TrimSuffix(text.Bytes(), []byte("\n")), err
-}
-
 func documentOf(s studies.Study) document {
 	d := document{
-		Format: format, ID: s.ID, Name: s.Name, Seed: strconv.FormatUint(s.Seed, 10), State: s.State, Note: s.Note, Created: s.Created,
-		Updated: s.Updated, Commits: s.Commits, World: s.World, Found: mapped(s.Found), Noted: mapped(s.Noted), Events: []eventItem{},
+		Format: format, ID: s.ID, Name: s.Name, Seed: strconv.FormatUint(s.Seed, 10), State: s.State, Note: s.Explanation(), Created: s.Created,
+		Updated: s.Updated, Commits: s.Commits, Spent: lo.MapValues(s.Spent, func(d time.Duration, _ trial.Part) float64 { return d.Seconds() }), World: s.World, Found: mapped(s.Found), Noted: mapped(s.Noted), Events: []eventItem{},
 		File: s.File, Trials: []trialItem{}, Priors: []priorItem{},
 	}
 	for _, e := range s.Events {
@@ -134,7 +129,7 @@ func documentOf(s studies.Study) document {
 
 func trialItemOf(t studies.Trial, world int) trialItem {
 	item := trialItem{
-		Number: t.Number, Origin: t.Origin, Point: mapped(t.Point), Args: listed(t.Args), State: t.State, World: world,
+		Number: t.Number, Origin: t.Origin, Point: mapped(t.Point), Args: listed(t.Args), Env: t.Point.Env(), State: t.State, World: world,
 		Began: t.Began, Probes: listed(t.Probes),
 	}
 	if t.State == studies.Done {
@@ -143,7 +138,7 @@ func trialItemOf(t studies.Trial, world int) trialItem {
 	return item
 }
 
-// mapped returns m, or an empty map instead of nil, which would be null in JSON.
+// mapped returns the map m, or an empty map instead of nil, which would be null in JSON.
 func mapped[M ~map[string]string](m M) M {
 	if m == nil {
 		return M{}
@@ -151,5 +146,5 @@ func mapped[M ~map[string]string](m M) M {
 	return m
 }
 
-// listed returns a copy of all, or an empty list instead of nil, which would be null in JSON.
+// listed returns a copy of the list all, or an empty list instead of nil, which would be null in JSON.
 func listed[T any](all []T) []T { return append([]T{}, all...) }

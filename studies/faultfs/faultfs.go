@@ -48,27 +48,27 @@ type Mount struct {
 	disk   *disk
 }
 
-// kind is the type of file system that the mount reports. Package fence takes locks on this type as shared. With an
+// kind is the type of file system that the mount reports. Package fence treats locks on this type as shared. With an
 // unknown type, a takeover would wait for the TTL.
 const kind = "ceph-fuse"
 
-// New mounts the directory named from at the directory named at, until Close. fault is called for each call. New needs
-// root and /dev/fuse.
-func New(from, at string, fault func(Call) Fault) (*Mount, error) {
-	root, err := fs.NewLoopbackRoot(from)
+// New mounts the directory dir a second time, at mountPoint, until Close. For each call, it asks the function fault
+// what happens to the call. New needs root and /dev/fuse.
+func New(dir, mountPoint string, fault func(Call) Fault) (*Mount, error) {
+	root, err := fs.NewLoopbackRoot(dir)
 	if err != nil {
 		return nil, err
 	}
 	forget := time.Duration(0) // 0, or the kernel would answer from its cache
 	options := &fs.Options{EntryTimeout: &forget, AttrTimeout: &forget, NegativeTimeout: &forget, MountOptions: fuse.MountOptions{
-		Name: kind, FsName: from, EnableLocks: true, DirectMountStrict: true, DisableReadDirPlus: true, DisableXAttrs: true,
+		Name: kind, FsName: dir, EnableLocks: true, DirectMountStrict: true, DisableReadDirPlus: true, DisableXAttrs: true,
 		Logger: log.New(io.Discard, "", 0),
 	}}
 	d := &disk{RawFileSystem: fs.NewNodeFS(root, options), fault: fault, nodes: map[uint64]*node{}}
-	if d.nodes[fuse.FUSE_ROOT_ID], err = load(from); err != nil {
+	if d.nodes[fuse.FUSE_ROOT_ID], err = load(dir); err != nil {
 		return nil, err
 	}
-	server, err := fuse.NewServer(d, at, &options.MountOptions)
+	server, err := fuse.NewServer(d, mountPoint, &options.MountOptions)
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func New(from, at string, fault func(Call) Fault) (*Mount, error) {
 	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
 		return nil, errors.Join(err, server.Unmount())
 	}
-	go server.Serve() // until Close
+	go server.Serve() // runs until Close
 	// WaitMount opens a file in the mount. A child that is forked in this time inherits the file and closes it before
 	// exec. This process must answer that close, but the garbage collector may have stopped it until the child has
 	// started. So no child may be forked during WaitMount.
@@ -111,13 +111,13 @@ type disk struct {
 	nodes  map[uint64]*node // by the kernel's node IDs
 }
 
-// call does one call, with the fault that the test wants for it. For a call about a directory entry, node is the
-// directory.
-func (d *disk) call(op string, node uint64, name string, do func(half bool) fuse.Status) fuse.Status {
+// perform does one call, with the fault that the test wants for it. If the call is about a directory entry, nodeID is
+// the ID of the directory.
+func (d *disk) perform(op string, nodeID uint64, name string, do func(half bool) fuse.Status) fuse.Status {
 	d.mu.Lock()
 	d.calls++
 	c := Call{N: d.calls, Op: op}
-	if n := d.nodes[node]; n != nil {
+	if n := d.nodes[nodeID]; n != nil {
 		c.Path = path.Join(n.path(), name)
 	}
 	d.mu.Unlock()
@@ -148,7 +148,7 @@ func (d *disk) learn(dir uint64, name string, number uint64) {
 }
 
 func (d *disk) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, out *fuse.EntryOut) fuse.Status {
-	return d.call("lookup", in.NodeId, name, func(bool) fuse.Status {
+	return d.perform("lookup", in.NodeId, name, func(bool) fuse.Status {
 		status := d.RawFileSystem.Lookup(cancel, in, name, out)
 		if status.Ok() {
 			d.learn(in.NodeId, name, out.NodeId)
@@ -158,15 +158,15 @@ func (d *disk) Lookup(cancel <-chan struct{}, in *fuse.InHeader, name string, ou
 }
 
 func (d *disk) GetAttr(cancel <-chan struct{}, in *fuse.GetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return d.call("getattr", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.GetAttr(cancel, in, out) })
+	return d.perform("getattr", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.GetAttr(cancel, in, out) })
 }
 
 func (d *disk) SetAttr(cancel <-chan struct{}, in *fuse.SetAttrIn, out *fuse.AttrOut) fuse.Status {
-	return d.call("setattr", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.SetAttr(cancel, in, out) })
+	return d.perform("setattr", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.SetAttr(cancel, in, out) })
 }
 
 func (d *disk) Mkdir(cancel <-chan struct{}, in *fuse.MkdirIn, name string, out *fuse.EntryOut) fuse.Status {
-	return d.call("mkdir", in.NodeId, name, func(bool) fuse.Status {
+	return d.perform("mkdir", in.NodeId, name, func(bool) fuse.Status {
 		status := d.RawFileSystem.Mkdir(cancel, in, name, out)
 		if status.Ok() {
 			d.nodes[in.NodeId].add(name, true)
@@ -184,9 +184,9 @@ func (d *disk) Rmdir(cancel <-chan struct{}, in *fuse.InHeader, name string) fus
 	return d.remove("rmdir", in, name, func() fuse.Status { return d.RawFileSystem.Rmdir(cancel, in, name) })
 }
 
-// remove is like call, for calls that remove a directory entry.
+// remove is like perform, for calls that remove a directory entry.
 func (d *disk) remove(op string, in *fuse.InHeader, name string, do func() fuse.Status) fuse.Status {
-	return d.call(op, in.NodeId, name, func(bool) fuse.Status {
+	return d.perform(op, in.NodeId, name, func(bool) fuse.Status {
 		status := do()
 		if status.Ok() {
 			delete(d.nodes[in.NodeId].names, name)
@@ -196,7 +196,7 @@ func (d *disk) remove(op string, in *fuse.InHeader, name string, do func() fuse.
 }
 
 func (d *disk) Rename(cancel <-chan struct{}, in *fuse.RenameIn, name, newName string) fuse.Status {
-	return d.call("rename", in.NodeId, name, func(bool) fuse.Status {
+	return d.perform("rename", in.NodeId, name, func(bool) fuse.Status {
 		status := d.RawFileSystem.Rename(cancel, in, name, newName)
 		if status.Ok() {
 			d.nodes[in.NodeId].move(name, d.nodes[in.Newdir], newName)
@@ -236,11 +236,11 @@ func (d *disk) OpenDir(cancel <-chan struct{}, in *fuse.OpenIn, out *fuse.OpenOu
 		func() { d.ReleaseDir(&fuse.ReleaseIn{InHeader: in.InHeader, Fh: out.Fh}) })
 }
 
-// open is like call, for calls that open a file or directory. If the file is open but the kernel gets an error, the
-// kernel will not close it. Then open calls release.
+// open is like perform, for calls that open a file or directory. If the file is open but the kernel gets an error, the
+// kernel will not close it. In this case, open calls the function release.
 func (d *disk) open(op string, node uint64, name string, do func() fuse.Status, release func()) fuse.Status {
 	opened := false
-	status := d.call(op, node, name, func(bool) fuse.Status {
+	status := d.perform(op, node, name, func(bool) fuse.Status {
 		status := do()
 		if opened = status.Ok(); opened {
 			d.opened++
@@ -261,7 +261,7 @@ func (d *disk) Release(cancel <-chan struct{}, in *fuse.ReleaseIn) {
 }
 
 func (d *disk) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (result fuse.ReadResult, status fuse.Status) {
-	status = d.call("read", in.NodeId, "", func(bool) (s fuse.Status) {
+	status = d.perform("read", in.NodeId, "", func(bool) (s fuse.Status) {
 		result, s = d.RawFileSystem.Read(cancel, in, buf)
 		return s
 	})
@@ -269,7 +269,7 @@ func (d *disk) Read(cancel <-chan struct{}, in *fuse.ReadIn, buf []byte) (result
 }
 
 func (d *disk) Write(cancel <-chan struct{}, in *fuse.WriteIn, data []byte) (n uint32, status fuse.Status) {
-	status = d.call("write", in.NodeId, "", func(half bool) (s fuse.Status) {
+	status = d.perform("write", in.NodeId, "", func(half bool) (s fuse.Status) {
 		if half {
 			data = data[:len(data)/2]
 		}
@@ -290,15 +290,15 @@ func (d *disk) CopyFileRange(<-chan struct{}, *fuse.CopyFileRangeIn) (uint32, fu
 }
 
 func (d *disk) GetLk(cancel <-chan struct{}, in *fuse.LkIn, out *fuse.LkOut) fuse.Status {
-	return d.call("getlk", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.GetLk(cancel, in, out) })
+	return d.perform("getlk", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.GetLk(cancel, in, out) })
 }
 
 func (d *disk) SetLk(cancel <-chan struct{}, in *fuse.LkIn) fuse.Status {
-	return d.call("setlk", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.SetLk(cancel, in) })
+	return d.perform("setlk", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.SetLk(cancel, in) })
 }
 
 func (d *disk) Flush(cancel <-chan struct{}, in *fuse.FlushIn) fuse.Status {
-	return d.call("flush", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.Flush(cancel, in) })
+	return d.perform("flush", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.Flush(cancel, in) })
 }
 
 func (d *disk) Fsync(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
@@ -309,9 +309,9 @@ func (d *disk) FsyncDir(cancel <-chan struct{}, in *fuse.FsyncIn) fuse.Status {
 	return d.sync("fsyncdir", in, func() fuse.Status { return d.RawFileSystem.FsyncDir(cancel, in) })
 }
 
-// sync is like call, for calls that sync a file or directory.
+// sync is like perform, for calls that sync a file or directory.
 func (d *disk) sync(op string, in *fuse.FsyncIn, do func() fuse.Status) fuse.Status {
-	return d.call(op, in.NodeId, "", func(bool) fuse.Status {
+	return d.perform(op, in.NodeId, "", func(bool) fuse.Status {
 		status := do()
 		if status.Ok() {
 			d.nodes[in.NodeId].keep(d.base())
@@ -328,12 +328,12 @@ func (d *disk) ReleaseDir(in *fuse.ReleaseIn) {
 }
 
 func (d *disk) ReadDir(cancel <-chan struct{}, in *fuse.ReadIn, out *fuse.DirEntryList) fuse.Status {
-	return d.call("readdir", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.ReadDir(cancel, in, out) })
+	return d.perform("readdir", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.ReadDir(cancel, in, out) })
 }
 
 func (d *disk) StatFs(cancel <-chan struct{}, in *fuse.InHeader, out *fuse.StatfsOut) fuse.Status {
-	return d.call("statfs", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.StatFs(cancel, in, out) })
+	return d.perform("statfs", in.NodeId, "", func(bool) fuse.Status { return d.RawFileSystem.StatFs(cancel, in, out) })
 }
 
-// base is the directory that is mounted.
+// base returns the path of the directory that is mounted.
 func (d *disk) base() string { return d.nodes[fuse.FUSE_ROOT_ID].name }

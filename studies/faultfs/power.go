@@ -93,7 +93,7 @@ func (n *node) move(name string, into *node, newName string) {
 	into.names[newName] = child
 }
 
-// keep records the entries or the content of a node that was synced.
+// keep records the entries or the content of a node that was just synced.
 func (n *node) keep(base string) (err error) {
 	if n.isDir {
 		n.synced = maps.Clone(n.names)

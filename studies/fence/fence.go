@@ -9,8 +9,8 @@
 // An owner removes its own slots, except the newest two and the first two of its epoch. If it is killed before that,
 // its successor removes them. So each owner leaves at most four slots, and a failed takeover leaves one. It is safe to
 // remove these slots:
-//   - The newest slot of all is never removed. A claim has the number after a listed slot. If that listing was old, the
-//     claim is not the newest slot, and the next listing shows that.
+//   - The newest slot of all is never removed. A successor's claim has the number after the newest slot that it listed.
+//     If that listing was old, the claim is not the newest slot, and the next listing shows that.
 //   - Claims are never removed. The next slot of a superseded owner is the claim of its successor, so that the old owner
 //     learns of the takeover.
 package fence
@@ -24,7 +24,7 @@ import (
 // These are the files of an epoch.
 const (
 	Database = "study.db"
-	Journal  = Database + "-journal" // SQLite's
+	Journal  = Database + "-journal" // SQLite's journal of the database
 )
 
 // These are the directories of the slots and of the owners' locks. A directory that has slots holds a study.
@@ -34,7 +34,8 @@ const (
 )
 
 // DefaultTTL is the time without a new slot after which an owner counts as dead. An owner gives up when the disk is
-// silent for half of it. So a file server has half a minute to restart; to start vLLM again would take longer.
+// silent for half of that time. So a file server has half a minute to restart before a run is lost; to start vLLM again
+// would take longer.
 const DefaultTTL = time.Minute
 
 // ErrOwned says that another tuner owns the study, or took it first.
@@ -53,7 +54,8 @@ type DamagedError string
 func (e DamagedError) Error() string { return string(e) }
 
 // A Disk keeps a study. Names are relative to the study's directory. As on NFS, a listing may be a minute old, and so
-// may the answer that a file does not exist. Both are up to date once this host has changed the directory.
+// may the answer that a file does not exist. After this host has changed the directory, its listing and such answers
+// are up to date.
 type Disk interface {
 	// Create makes a file. It returns fs.ErrExist if the disk has a file of this name, even if this host's cache does
 	// not know that. When it returns nil, the content is on the disk. After another error the file may be there, empty

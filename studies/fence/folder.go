@@ -59,7 +59,7 @@ func (f *Folder) Open(name string) (io.ReadCloser, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &direct{file: file}, nil
+	return &directReader{file: file}, nil
 }
 
 // open opens a regular file, and refuses anything else.
@@ -72,7 +72,7 @@ func (f *Folder) open(name string, flag int) (*os.File, error) {
 }
 
 func noFile(name string) error {
-	return DamagedError(fmt.Sprintf("%s is not a file: move it away, and restore the file from a backup", name))
+	return DamagedError(fmt.Sprintf("%s is not a file: move it to another place, and restore the file from a backup", name))
 }
 
 // Write implements Disk.
@@ -150,8 +150,8 @@ func (f *Folder) Locked(name string) (held bool, err error) {
 	return false, err
 }
 
-// direct reads a file in aligned blocks, as O_DIRECT requires.
-type direct struct {
+// A directReader reads a file in aligned blocks, as O_DIRECT requires.
+type directReader struct {
 	file  *os.File
 	block []byte // page-aligned memory
 	rest  []byte // the unread part of block
@@ -160,10 +160,10 @@ type direct struct {
 // directBlock is a multiple of all block sizes of disks.
 const directBlock = 1 << 20
 
-func (d *direct) Read(into []byte) (int, error) {
+func (d *directReader) Read(into []byte) (int, error) {
 	if len(d.rest) == 0 {
 		if d.block == nil {
-			block, err := unix.Mmap(-1, 0, directBlock, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // pages are aligned
+			block, err := unix.Mmap(-1, 0, directBlock, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS) // mapped memory is aligned, because it begins at a page
 			if err != nil {
 				return 0, err
 			}
@@ -180,7 +180,7 @@ func (d *direct) Read(into []byte) (int, error) {
 	return n, nil
 }
 
-func (d *direct) Close() error {
+func (d *directReader) Close() error {
 	var err error
 	if d.block != nil {
 		err = unix.Munmap(d.block)

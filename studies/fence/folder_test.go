@@ -30,7 +30,7 @@ func TestAFolderOpensOnlyFiles(t *testing.T) {
 				return err
 			},
 			"Write": func() error { return f.Write(name, strings.NewReader("text")) },
-			"Locked": func() error { // it counts as not locked
+			"Locked": func() error { // a pipe or a directory counts as not locked
 				held, err := f.Locked(name)
 				if !held && err == nil {
 					err = fs.ErrNotExist

@@ -14,7 +14,8 @@ import (
 	"vllmtuner/realtime"
 )
 
-// A scenario has a prepared world, and says what each of its actors does in it.
+// A scenario has a prepared world, which is a simulated file server with its clients. It says what each actor does in
+// that world.
 type scenario struct {
 	actors  []string
 	crashes int
@@ -22,8 +23,8 @@ type scenario struct {
 	do      map[string]func(a *actor)
 }
 
-// A move is one possible next step: an actor's call is done in one of its ways, an actor crashes, or a late call is
-// done. A late call is one that an actor sent before its crash.
+// A move is one possible next step. There are three kinds: an actor's call is done in one of its ways, an actor
+// crashes, or a late call is done. A late call is one that an actor sent before its crash.
 type move struct {
 	actor *actor
 	way   int
@@ -31,14 +32,14 @@ type move struct {
 	late  int // index of the late call in world.pending; -1 for other moves
 }
 
-// An effort counts what explore has tried.
+// An effort counts what the function explore has tried.
 type effort struct{ runs, states, moves int }
 
 // explore tries all orders of a scenario's moves. It returns the moves and the error of the first order that goes
 // wrong. When two orders lead to the same state, it goes on from there only once.
 func explore(s scenario) (wrong string, tried effort) {
 	known := map[[sha256.Size]byte]bool{}
-	path := []int{} // index of the move made at each step
+	path := []int{} // for each step, the index of the move that was made
 	for {
 		w := newWorld(s.actors...)
 		w.crashes = s.crashes
@@ -52,7 +53,7 @@ func explore(s scenario) (wrong string, tried effort) {
 		for _, m := range more {
 			path = append(path, m.made)
 		}
-		for len(more) > 0 && more[len(more)-1].made+1 >= more[len(more)-1].of {
+		for len(more) > 0 && more[len(more)-1].made+1 >= more[len(more)-1].possible {
 			more = more[:len(more)-1]
 		}
 		if len(more) == 0 {
@@ -63,10 +64,12 @@ func explore(s scenario) (wrong string, tried effort) {
 	}
 }
 
-// A fork is one step of a run: the index of the move that was made, and the number of possible moves.
-type fork struct{ made, of int }
+// A fork is one step of a run. The field made is the index of the move that was made, and possible is the number of
+// possible moves.
+type fork struct{ made, possible int }
 
-// run follows the given path, and then always makes the first move. It stops at the end, or at a state that is known.
+// run follows the given path, and then always makes the first move. It stops at the end, or at a state that is already
+// in the map known.
 func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tried *effort) (forks []fork) {
 	ended := map[*actor]chan struct{}{}
 	for _, a := range w.actors {
@@ -120,8 +123,8 @@ func run(w *world, s scenario, path []int, known map[[sha256.Size]byte]bool, tri
 	}
 }
 
-// moves lists the possible next moves. It does not list a crash before a call was sent. That has the same effect as a
-// crash after which the sent call is never done.
+// moves lists the possible next moves. It does not list a crash before a call was sent. Such a crash has the same
+// effect as a crash after which the sent call is never done.
 func (w *world) moves() (moves []move) {
 	for _, a := range w.actors {
 		if a.gone || a.waiting == nil {
@@ -147,7 +150,7 @@ func (w *world) perform(m move) {
 		late := w.pending[m.late]
 		w.log = append(w.log, late.what+", after its crash")
 		w.pending = slices.Delete(w.pending, m.late, m.late+1)
-		_ = late.do() // nobody hears an error: the sender has crashed
+		_ = late.do() // nobody sees this error, because the sender has crashed
 	case m.crash:
 		w.log = append(w.log, m.actor.name+" crashes instead of this: "+m.actor.waiting.what)
 		w.crashes--
@@ -193,7 +196,7 @@ func (w *world) checkEnd() {
 		defer close(done)
 		lease, err := last.takeOver(stepsWithout())
 		if w.loses && errors.Is(err, ErrLost) {
-			return // the takeover reports the loss, as it must
+			return // data was lost, and the takeover reports that, as it must
 		}
 		if err != nil {
 			w.fail("the study cannot be taken over: %v", err)
@@ -226,13 +229,13 @@ func (a *actor) takeOver(steps []step) (*Lease, error) {
 	return newLease(t, &pages{}), nil
 }
 
-// stepsWithout returns the steps of a takeover without the named ones. It always leaves out the step "wait", because
-// the order of the moves decides when the takeover goes on.
+// stepsWithout returns the steps of a takeover, but leaves out the named ones. It always leaves out the step "wait",
+// because the order of the moves decides when the takeover goes on.
 func stepsWithout(without ...string) []step {
 	return slices.DeleteFunc(slices.Clone(steps), func(s step) bool { return s.name == "wait" || slices.Contains(without, s.name) })
 }
 
-// mistakes are the ways in which an owner that writes does not keep to the protocol.
+// mistakes lists the ways in which an owner that writes may break the protocol.
 type mistakes struct {
 	unacknowledged bool // a value counts as acknowledged without a slot
 	tooEarly       bool // the slot is taken before the value is stored
@@ -252,7 +255,7 @@ func (a *actor) write(l *Lease, m mistakes, values ...string) {
 		switch {
 		case m.unacknowledged:
 			err = a.store(l.Dir(), value)
-			l.slot++ // counts the slot that the owner did not take
+			l.slot++ // counts a slot that the owner did not take
 		case m.tooEarly:
 			if err = acknowledge(); err == nil {
 				err = a.store(l.Dir(), value)
@@ -279,7 +282,7 @@ func (a *actor) write(l *Lease, m mistakes, values ...string) {
 	}
 }
 
-// takeOverAndWrite takes the study over with these steps, and writes the values.
+// takeOverAndWrite takes the study over with the given steps, and writes the values.
 func (a *actor) takeOverAndWrite(steps []step, m mistakes, values ...string) {
 	l, err := a.takeOver(steps)
 	if err != nil {
@@ -310,7 +313,7 @@ func (a *actor) ownFirst(values []string) (l *Lease) {
 	return l
 }
 
-// runAlone does the calls of one actor only, until done is closed.
+// runAlone does only the calls of one actor, until the channel done is closed.
 func (w *world) runAlone(a *actor, done <-chan struct{}) {
 	for {
 		select {
@@ -323,24 +326,26 @@ func (w *world) runAlone(a *actor, done <-chan struct{}) {
 	}
 }
 
-// A setup describes a scenario. Owner a has the study first, and owner b takes it over while owner a writes.
+// A setup describes a scenario. The owner named a has the study first. The owner named b takes it over while owner a
+// writes.
 type setup struct {
-	coarse   bool     // see world
-	crashes  int      // see world
+	coarse   bool     // see world.coarse
+	crashes  int      // see world.crashes
 	before   []string // values that owner a writes before anything else happens
 	values   []string // values that owner a writes during the takeover by owner b
 	more     []string // values that owner b writes
-	third    bool     // another actor, c, takes the study over too
-	loses    bool     // see world
+	third    bool     // another actor, named c, takes the study over too
+	loses    bool     // see world.loses
 	without  []string // steps that the takeovers leave out
 	mistakes mistakes // mistakes that both owners make
 	long     bool     // the test takes a minute under the race detector
-	prunes   bool     // see actor
+	prunes   bool     // see actor.prunes
 
-	staleCache, ignoresExcl bool // see actor
+	staleCache, ignoresExcl bool // see actor.staleCache and actor.ignoresExcl
 }
 
-// scenario returns the scenario of a setup. At its beginning b and c have cached listings of the directories.
+// scenario returns the scenario of a setup. At its beginning the actors named b and c have cached listings of the
+// directories.
 func (s setup) scenario() scenario {
 	leases := map[*world]*Lease{}
 	is := scenario{actors: []string{"a", "b"}, crashes: s.crashes, do: map[string]func(a *actor){
@@ -383,7 +388,7 @@ func (s setup) scenario() scenario {
 	return is
 }
 
-// The next owner finds every acknowledged value, in each order of the moves, with crashes and stale caches.
+// The next owner finds every acknowledged value. This holds in each order of the moves, with crashes and stale caches.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	setups := map[string]setup{
 		"two owners, page by page":             {long: true, values: []string{"a1", "a2"}, more: []string{"b1"}},

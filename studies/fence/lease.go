@@ -20,25 +20,26 @@ type Lease struct {
 	me    Owner
 	ttl   time.Duration
 	epoch int64
+	last  Slot // the newest slot before this owner's claim
 	lock  io.Closer
 
-	putting sync.Mutex // guards slot, commits and old; held during calls of the disk
+	putting sync.Mutex // guards the fields slot, commits and old; held during calls of the disk
 	slot    int64
 	commits int64
-	old     []int64 // own slots, ascending; prune removes them, except the newest two
+	old     []int64 // numbers of this owner's slots, ascending; the method prune removes these slots, except the newest two
 
-	mu    sync.Mutex // guards err and alive; never held during calls of the disk
+	mu    sync.Mutex // guards the fields err and alive; never held during calls of the disk
 	err   error
 	alive time.Time // when the newest slot was taken
 
-	lost chan struct{} // closed when err is set
+	lost chan struct{} // closed when the field err is set
 	stop chan struct{}
 	work sync.WaitGroup
 }
 
 func newLease(t *takeover, lock io.Closer) *Lease {
 	return &Lease{
-		disk: t.disk, me: t.me, ttl: t.ttl, epoch: t.epoch, lock: lock, slot: t.slot, commits: t.commits,
+		disk: t.disk, me: t.me, ttl: t.ttl, epoch: t.epoch, last: t.at.Slot, lock: lock, slot: t.slot, commits: t.commits,
 		alive: time.Now(), lost: make(chan struct{}), stop: make(chan struct{}),
 	}
 }
@@ -58,7 +59,12 @@ func (l *Lease) Dir() string { return EpochDir(l.epoch) }
 // Epoch is the number of the owner's epoch.
 func (l *Lease) Epoch() int64 { return l.epoch }
 
-// Lost is closed when the owner has lost the study, or cannot know whether it has. Err says why.
+// PreviousSlot returns the slot that was the newest one before this owner claimed the study; the zero Slot if there was
+// none.
+func (l *Lease) PreviousSlot() Slot { return l.last }
+
+// Lost returns a channel. It is closed when the owner has lost the study, or cannot know whether it has the study. Err
+// says why.
 func (l *Lease) Lost() <-chan struct{} { return l.lost }
 
 // Err returns why the study is lost. It returns nil while the study is not lost.
@@ -76,7 +82,7 @@ func (l *Lease) Acknowledge(commits int64) error {
 	return l.put(Commit, commits)
 }
 
-// put takes the next slot. The caller holds putting.
+// put takes the next slot. The caller holds the mutex putting.
 func (l *Lease) put(kind Kind, commits int64) error {
 	if err := l.Err(); err != nil {
 		return err
@@ -111,8 +117,8 @@ func (l *Lease) lose(err error) error {
 // often as with DefaultTTL, because another tuner may use DefaultTTL.
 const heartbeatsPerTTL = 4
 
-// every calls the function do once per interval until the study is released or lost.
-func (l *Lease) every(interval time.Duration, do func()) {
+// every runs a loop that calls action once per interval. The loop ends when the study is released or lost.
+func (l *Lease) every(interval time.Duration, action func()) {
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for {
@@ -122,7 +128,7 @@ func (l *Lease) every(interval time.Duration, do func()) {
 		case <-l.lost:
 			return
 		case <-tick.C:
-			do()
+			action()
 		}
 	}
 }
@@ -133,12 +139,12 @@ func (l *Lease) heartbeat() {
 		return
 	}
 	defer l.putting.Unlock()
-	if l.put(Heartbeat, l.commits) == nil { // after an error, Err has the error
+	if l.put(Heartbeat, l.commits) == nil { // after an error, the method Err returns that error
 		l.prune()
 	}
 }
 
-// prune removes old slots. If a removal fails, the next heartbeat tries it again. The caller holds putting.
+// prune removes old slots. If a removal fails, the next heartbeat tries it again. The caller holds the mutex putting.
 func (l *Lease) prune() {
 	l.old = slices.DeleteFunc(l.old, func(n int64) bool { return n < l.slot-1 && l.disk.Remove(slotName(n)) == nil })
 }

@@ -34,7 +34,7 @@ type client struct {
 
 func newServer() *server { return &server{files: map[string]string{}, locked: map[string]bool{}} }
 
-// ask waits while the client is cut off, and then locks the server until done is called.
+// ask waits while the client is cut off, and then locks the server until the returned function is called.
 func (c *client) ask() (done func()) {
 	c.mu.Lock()
 	for c.cut != nil {
@@ -232,7 +232,7 @@ func TestTakeoverTime(t *testing.T) {
 				if row.released {
 					try(t, a.Release())
 				} else {
-					close(a.stop) // as if it was killed
+					close(a.stop) // as if the owner was killed
 					a.work.Wait()
 					if !row.lockIsHeld {
 						try(t, a.lock.Close())
@@ -340,7 +340,7 @@ func TestSlotsDoNotGrow(t *testing.T) {
 				time.Sleep(time.Second)
 				try(t, lease.Acknowledge(int64(200*owner+commit+1)))
 			}
-			if owner%2 == 1 { // as if it was killed: it makes no more calls
+			if owner%2 == 1 { // as if this owner was killed: it makes no more calls
 				lease.lose(errBroken)
 				delete(s.locked, "owners/"+fmt.Sprint("tuner", owner))
 				continue
@@ -412,9 +412,9 @@ func TestAFailedTakeoverLosesNothing(t *testing.T) {
 	}
 }
 
-// The last two earlier epochs are kept as backups. A takeover that was killed before it opened its epoch leaves no
-// backup, and takes no backup's place. The newest of these epochs may still be in use, so only the owner after the next
-// removes it.
+// The last two earlier epochs are kept as backups. If a takeover was killed before it opened its epoch, this epoch does
+// not count as a backup. The newest epoch of a killed takeover may still be in use, so the next owner keeps it, and
+// only the owner after that removes it.
 func TestOldEpochsAreRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := &client{server: newServer(), locks: CertainLocks}

@@ -31,7 +31,7 @@ func (l Life) Doubtful() bool { return l.Silent >= quiet }
 // a lock of its own, and takes it before its first slot.
 func LifeOf(ctx context.Context, f *Folder) (life Life, err error) {
 	for range maxAttempts {
-		// On ErrNotExist the owner has removed a slot since the listing. Then list again.
+		// ErrNotExist means that the owner has removed a slot since the listing. Then the slots are listed again.
 		if life, err = lifeOf(ctx, f); !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
@@ -53,7 +53,7 @@ func lifeOf(ctx context.Context, f *Folder) (Life, error) {
 		if err != nil {
 			return Life{}, err
 		}
-		if silent = max(0, time.Since(at)); silent < quiet { // not below 0: the clock of the server may be ahead
+		if silent = max(0, time.Since(at)); silent < quiet { // silent must not be below 0, because the server's clock may be ahead
 			return Life{Silent: silent}, nil
 		}
 	}
@@ -66,7 +66,7 @@ func lifeOf(ctx context.Context, f *Folder) (Life, error) {
 	return life.byLock(ctx, f, at)
 }
 
-// byLock adds what the last owner's lock proves, by the rules of a takeover.
+// byLock adds to the Life what the last owner's lock proves, by the rules of a takeover.
 func (l Life) byLock(ctx context.Context, f *Folder, at Position) (Life, error) {
 	if at.Slot.Kind == Released || at.Slot.Owner.ID == "" {
 		l.Gone = true
@@ -74,7 +74,7 @@ func (l Life) byLock(ctx context.Context, f *Folder, at Position) (Life, error) 
 	}
 	held, err := f.Locked(at.Slot.Owner.lockName())
 	if err == nil && !held && f.Locks() == SharedLocks {
-		if err = sleep(ctx, lockPause); err == nil {
+		if err = Sleep(ctx, lockPause); err == nil {
 			held, err = f.Locked(at.Slot.Owner.lockName())
 		}
 	}

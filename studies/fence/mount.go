@@ -27,21 +27,21 @@ func MountOf(dir string) (Mount, error) {
 	if err != nil {
 		return Mount{}, err
 	}
-	above, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
+	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
 	if err != nil {
 		return Mount{}, err
 	}
-	return innermost(dir, above)
+	return innermost(dir, mounts)
 }
 
-// innermost returns the mount that a path is on. above are the mounts on the path and its parents. If two mounts are on
-// the same point, the later mount hides the earlier.
-func innermost(path string, above []*mountinfo.Info) (Mount, error) {
-	if len(above) == 0 {
+// innermost returns the mount that contains a path. The list mounts has the mounts on the path and on its parents. If
+// two mounts have the same mount point, the later one hides the earlier one.
+func innermost(path string, mounts []*mountinfo.Info) (Mount, error) {
+	if len(mounts) == 0 {
 		return Mount{}, fmt.Errorf("no mount point in /proc/self/mountinfo contains %s", path)
 	}
-	on := above[0]
-	for _, m := range above[1:] {
+	on := mounts[0]
+	for _, m := range mounts[1:] {
 		if len(m.Mountpoint) >= len(on.Mountpoint) {
 			on = m
 		}
@@ -51,25 +51,25 @@ func innermost(path string, above []*mountinfo.Info) (Mount, error) {
 	return Mount{on.Mountpoint, on.FSType, on.Source, slices.Compact(options)}, nil
 }
 
-// Has reports whether an option is set.
-func (m Mount) Has(option string) bool { return slices.Contains(m.Options, option) }
+// has reports whether an option is set.
+func (m Mount) has(option string) bool { return slices.Contains(m.Options, option) }
 
 // NFS reports whether the file system is NFS, of any version.
 func (m Mount) NFS() bool { return m.Type == "nfs" || m.Type == "nfs4" }
 
-// own are the types of file systems that only one host uses.
-var own = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "rootfs", "vfat", "exfat"}
+// singleHostTypes lists the types of file systems that only one host uses.
+var singleHostTypes = []string{"ext2", "ext3", "ext4", "xfs", "btrfs", "tmpfs", "overlay", "zfs", "f2fs", "bcachefs", "ramfs", "rootfs", "vfat", "exfat"}
 
-// shared are the types of file systems whose locks (flock(2)) all hosts see, unless mount options prevent that.
-var shared = []string{"nfs", "nfs4", "ceph", "fuse.ceph-fuse", "lustre", "gpfs", "beegfs", "gfs2", "ocfs2", "cifs", "smb3", "fuse.glusterfs", "fuse.juicefs"}
+// sharedTypes lists the types of file systems whose locks (flock(2)) all hosts see, unless mount options prevent that.
+var sharedTypes = []string{"nfs", "nfs4", "ceph", "fuse.ceph-fuse", "lustre", "gpfs", "beegfs", "gfs2", "ocfs2", "cifs", "smb3", "fuse.glusterfs", "fuse.juicefs"}
 
 // Locks says what locks on the mount prove. On an unknown file system they prove nothing, because it may keep its locks
 // on one host.
 func (m Mount) Locks() Locks {
 	switch {
-	case slices.Contains(own, m.Type):
+	case slices.Contains(singleHostTypes, m.Type):
 		return CertainLocks
-	case m.Has("nolock"), m.Has("local_lock=all"), m.Has("local_lock=flock"), !slices.Contains(shared, m.Type):
+	case m.has("nolock"), m.has("local_lock=all"), m.has("local_lock=flock"), !slices.Contains(sharedTypes, m.Type):
 		return NoLocks
 	}
 	return SharedLocks
@@ -84,7 +84,7 @@ func (m Mount) Check() (warnings []string, err error) {
 	return m.check(host)
 }
 
-// check is Check for a host with the given name.
+// check does what Check does, for a host with the given name.
 func (m Mount) check(host string) (warnings []string, err error) {
 	if !m.NFS() {
 		if m.Locks() == NoLocks {
@@ -94,7 +94,7 @@ func (m Mount) check(host string) (warnings []string, err error) {
 		return warnings, nil
 	}
 	for _, soft := range []string{"soft", "softerr"} {
-		if m.Has(soft) {
+		if m.has(soft) {
 			return nil, fmt.Errorf("%s is mounted with %s: while the server does not answer, writes fail or are lost without an error (nfs(5)); mount it with hard",
 				m.Point, soft)
 		}
@@ -103,9 +103,9 @@ func (m Mount) check(host string) (warnings []string, err error) {
 		warnings = append(warnings, fmt.Sprintf("%s is mounted without locks that other hosts see (%s): after a crash, the next run waits until the old owner has been silent for --takeover-after",
 			m.Point, strings.Join(m.lockOptions(), ", ")))
 	}
-	if m.Has("nocto") {
+	if m.has("nocto") {
 		warnings = append(warnings, fmt.Sprintf("%s is mounted with nocto: a host may read old content of a file, so that readers and tuners see an older study "+
-			"(nfs(5)); mount it without", m.Point))
+			"(nfs(5)); mount it without nocto", m.Point))
 	}
 	if host == "" || host == "localhost" || strings.HasPrefix(host, "localhost.") {
 		warnings = append(warnings, fmt.Sprintf("this host is called %q: two NFS clients with the same name take each other's locks away; give each host its own name", host))

@@ -23,11 +23,11 @@ const mounts = `22 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw,discard
 
 // mountOf finds the mount of a path in a table of mounts.
 func mountOf(table, path string) (Mount, error) {
-	above, err := mountinfo.GetMountsFromReader(strings.NewReader(table), mountinfo.ParentsFilter(path))
+	found, err := mountinfo.GetMountsFromReader(strings.NewReader(table), mountinfo.ParentsFilter(path))
 	if err != nil {
 		return Mount{}, err
 	}
-	return innermost(path, above)
+	return innermost(path, found)
 }
 
 func TestMountOf(t *testing.T) {

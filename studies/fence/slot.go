@@ -19,7 +19,7 @@ import (
 
 // An Owner is one process that owns a study, or wants to.
 type Owner struct {
-	ID    string    `json:"id"` // random
+	ID    string    `json:"id"` // a random text
 	Host  string    `json:"host"`
 	PID   int       `json:"pid"`
 	Since time.Time `json:"since"`
@@ -51,7 +51,7 @@ const (
 // A Slot is one step in the life of a study. The sequence of all slots tells who owned the study when.
 type Slot struct {
 	Kind    Kind      `json:"kind"`
-	Epoch   int64     `json:"epoch"`   // the epoch that has the study, or for a claim the epoch to copy; 0 means none yet
+	Epoch   int64     `json:"epoch"`   // the epoch that has the study, or for a claim the epoch to copy; 0 means that there is no epoch yet
 	Commits int64     `json:"commits"` // number of acknowledged commits
 	Owner   Owner     `json:"owner"`
 	Time    time.Time `json:"time"` // by the owner's clock, for people only
@@ -60,7 +60,7 @@ type Slot struct {
 // A Position describes where the slots of a study end.
 type Position struct {
 	Top  int64 // number of the newest slot; 0 means that there is none
-	Slot Slot  // newest slot that can be read; the top may be empty, if its owner died before it wrote it
+	Slot Slot  // newest slot that can be read; slot Top may be empty, because its owner died before writing it
 }
 
 func slotName(n int64) string { return path.Join(SlotDir, fmt.Sprintf("%012d", n)) }
@@ -95,8 +95,8 @@ func ReadPosition(d Disk) (Position, error) {
 	}
 	p := Position{Top: numbers[0]}
 	for i, n := range numbers {
-		// If the newest slot of an owner is empty, this owner has not removed the slot before it. So a gap means
-		// damage.
+		// An owner whose newest slot is empty still has the slot before it. So if a number is missing here, the slots
+		// are damaged.
 		if i > 0 && n != numbers[i-1]-1 {
 			return p, damaged(numbers[i-1])
 		}
@@ -149,11 +149,11 @@ func (s Slot) seal() ([]byte, error) {
 	return append(content, '\n'), err
 }
 
-// unseal reads what seal returns. isDamaged says that the content is complete but was changed. Any other error means
+// unseal reads what seal returns. If the content is complete but was changed, isDamaged is true. Any other error means
 // that the content is incomplete.
 func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 	decoder := json.NewDecoder(bytes.NewReader(content))
-	decoder.DisallowUnknownFields() // an unknown field is damage, such as a changed letter in the name sum
+	decoder.DisallowUnknownFields() // an unknown field is damage, such as a changed letter in the field name "sum"
 	var is sealedSlot
 	if err := decoder.Decode(&is); err != nil {
 		return s, bytes.HasSuffix(content, []byte("\n")), err
@@ -174,7 +174,7 @@ func unseal(content []byte) (s Slot, isDamaged bool, err error) {
 // errUnwritten says that a slot was made but not written.
 var errUnwritten = errors.New("the slot is empty")
 
-// These limit how often readSlot reads an empty slot. Its owner may be about to write it.
+// These constants limit how often readSlot reads an empty slot. Its owner may be about to write it.
 const (
 	readAgain = 10
 	readPause = 20 * time.Millisecond

@@ -21,8 +21,8 @@ type takeover struct {
 	ttl         time.Duration
 	recoverCopy RecoverCopy
 
-	at      Position // where the slots before mine end
-	slot    int64    // my newest slot
+	at      Position // where the slots before my claim end
+	slot    int64    // number of my newest slot
 	epoch   int64
 	opened  bool // the next owner may go on from my epoch; also true if I do not know whether it may
 	copied  [2]digest
@@ -36,7 +36,7 @@ type step struct {
 	do   func(*takeover, context.Context) error
 }
 
-// steps are the steps of a takeover, in order. TestNothingCanBeLeftOut shows what goes wrong without single steps.
+// steps are the steps of a takeover, in order. TestNothingCanBeLeftOut shows what goes wrong when a step is left out.
 var steps = []step{
 	{"read position", (*takeover).readPosition},
 	{"wait", (*takeover).wait},
@@ -83,7 +83,7 @@ func Take(ctx context.Context, d Disk, me Owner, ttl time.Duration, recoverCopy 
 	return lease, nil
 }
 
-// untilMine is the number of steps after which the study is mine: the old owner can acknowledge nothing more.
+// untilMine is the number of steps after which this takeover has the study: the old owner can acknowledge nothing more.
 const untilMine = 4
 
 // Stop ends a study's owner without a successor: the old owner can acknowledge nothing more. Like Take it does not
@@ -117,7 +117,7 @@ func (t *takeover) tidy() error {
 	keep := keepEpochs - 1 // the epoch that this owner copied is kept too
 	for _, epoch := range older {
 		unopened := neverOpened(t.disk, epoch)
-		if unopened && epoch == t.epoch-1 { // its owner may still be at work on it
+		if unopened && epoch == t.epoch-1 { // the owner of that epoch may still be at work on it
 			continue
 		}
 		if keep > 0 && !unopened {
@@ -156,7 +156,7 @@ func (t *takeover) pruneLast() error {
 		}
 		s, err := readSlot(t.disk, n)
 		switch {
-		case errors.Is(err, errUnwritten), errors.Is(err, fs.ErrNotExist): // it may be a claim, or another tuner has removed it
+		case errors.Is(err, errUnwritten), errors.Is(err, fs.ErrNotExist): // the slot may be a claim, or another tuner has removed it
 		case err != nil:
 			return err
 		case s.Kind == Commit || s.Kind == Heartbeat:
@@ -213,8 +213,8 @@ func (t *takeover) readPosition(context.Context) (err error) {
 		return errAgain
 	}
 	if err == nil && epoch > t.at.Top {
-		return DamagedError(fmt.Sprintf("slots are missing in %s: the newest is %d, and %s exists; without the missing slots the newest copy of the study "+
-			"and its owner are unknown: restore them from a backup, or begin a study under another name and import this one (tuner import)", SlotDir, t.at.Top, EpochDir(epoch)))
+		return DamagedError(fmt.Sprintf("slots are missing in %s: the newest is %d, and %s exists, so the study's newest copy and its owner are unknown; "+
+			"restore the slots from a backup, or import this study into a new one (tuner import)", SlotDir, t.at.Top, EpochDir(epoch)))
 	}
 	t.slot = t.at.Top
 	return err
@@ -274,10 +274,10 @@ func (t *takeover) wait(ctx context.Context) error {
 	return err
 }
 
-// waitQuiet waits for the time quiet. If an owner makes a slot in that time, it returns ErrOwned.
-func (t *takeover) waitQuiet(ctx context.Context, quiet time.Duration) error {
-	for began := time.Now(); time.Since(began) < quiet; {
-		if err := sleep(ctx, quiet/20); err != nil {
+// waitQuiet waits for the given duration. If an owner makes a slot in that time, it returns ErrOwned.
+func (t *takeover) waitQuiet(ctx context.Context, duration time.Duration) error {
+	for began := time.Now(); time.Since(began) < duration; {
+		if err := Sleep(ctx, duration/20); err != nil {
 			return err
 		}
 		was := t.at
@@ -291,7 +291,8 @@ func (t *takeover) waitQuiet(ctx context.Context, quiet time.Duration) error {
 	return nil
 }
 
-func sleep(ctx context.Context, d time.Duration) error {
+// Sleep waits for d. If the context ends first, it returns the error of the context.
+func Sleep(ctx context.Context, d time.Duration) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
@@ -341,18 +342,19 @@ func (t *takeover) copy(context.Context) (err error) {
 	return err
 }
 
-// These limit how long copyAgain tries when the old owner still writes the study.
+// These constants limit how long copyAgain tries when the old owner still writes the study.
 const (
 	maxCopyRounds = 100
 	copyPause     = 20 * time.Millisecond
 )
 
 // copyAgain copies the study until two successive rounds read the same bytes. Each round reads the journal before the
-// database. If a transaction wrote to the database during two equal rounds, one of two things is true. The journal that
-// they read has the transaction, or the transaction was complete before they read the journal.
+// database. A transaction of the old owner cannot be in such a copy in part. If it is open when the second round reads
+// the journal, both journals are the same, so they have what undoes it. If it has ended by then, both databases have
+// all of it. If it begins later, both databases have nothing of it.
 func (t *takeover) copyAgain(ctx context.Context) error {
 	for range maxCopyRounds {
-		if err := sleep(ctx, copyPause); err != nil {
+		if err := Sleep(ctx, copyPause); err != nil {
 			return err
 		}
 		before := t.copied
@@ -409,7 +411,7 @@ func (t *takeover) copyFile(from, into, name string) (d digest, err error) {
 	return digest(hash.Sum(nil)), errors.Join(err, f.Close())
 }
 
-// recover rolls back an incomplete transaction in the copy.
+// recover rolls back an incomplete transaction in the copy of the study.
 func (t *takeover) recover(context.Context) (err error) {
 	if t.commits, err = t.recoverCopy(EpochDir(t.epoch), t.at.Slot.Commits); err != nil {
 		return fmt.Errorf("%s: %w", path.Join(t.source(), Database), err)

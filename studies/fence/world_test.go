@@ -52,7 +52,7 @@ type actor struct {
 	empty   string              // the file that this actor last found empty
 	prunes  bool                // the actor removes slots that a killed owner left
 
-	staleCache  bool // a fault: creating a look- file does not refresh the cache of an epoch's directory
+	staleCache  bool // a fault: creating a file whose name begins with look- does not refresh the cache of an epoch's directory
 	ignoresExcl bool // a fault: Create succeeds for a file that exists
 }
 
@@ -102,7 +102,7 @@ func (a *actor) change(what string, do func() error) (err error) {
 
 // Create and the methods below implement Disk.
 func (a *actor) Create(name string, text []byte) error {
-	if strings.HasPrefix(path.Base(name), "look-") { // a refresh
+	if strings.HasPrefix(path.Base(name), "look-") { // the file is made only to refresh the cache
 		if !a.staleCache || strings.HasPrefix(name, SlotDir) {
 			a.refreshed(name)
 		}
@@ -165,7 +165,8 @@ func (a *actor) Open(name string) (r io.ReadCloser, err error) {
 	return r, err
 }
 
-// pages reads a file one page at a time. Lock returns the zero value, which has nothing to close.
+// pages is a reader that reads a file one page at a time. The method Lock returns a zero pages value, because it needs
+// a Closer that does nothing.
 type pages struct {
 	a    *actor
 	name string
@@ -278,7 +279,7 @@ func (a *actor) Locks() Locks                   { return SharedLocks }
 // The actors' study has a database of two pages. Each page has all values stored so far. The journal begins with one of
 // these words.
 const (
-	hot  = "hot:" // then come the old pages, to be rolled back to
+	hot  = "hot:" // the old pages follow, and a rollback restores them
 	cold = "cold" // there is nothing to roll back
 )
 
@@ -342,8 +343,8 @@ func (w *world) fail(format string, args ...any) {
 	}
 }
 
-// An ack is an acknowledged value. It counts from the moment when its slot was made, not when its owner learned of
-// that.
+// An ack is an acknowledged value. It counts from the moment when its slot was made, even if its owner learns of the
+// slot later.
 type ack struct {
 	value       string
 	slot, epoch int64

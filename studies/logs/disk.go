@@ -29,13 +29,13 @@ type disk struct {
 	part  int      // number of the newest file; 0 is the head
 	size  int64    // size of the newest file in bytes
 	torn  bool     // the last line of the newest file has no line break
-	known bool     // open has checked whether an earlier run left files
+	known bool     // the method open has checked whether an earlier run left files
 	again bool     // an earlier run left files, and the log does not yet say so
 
 	cause   error     // error of the last attempt to write; nil when it succeeded
 	retry   time.Time // the next attempt
 	missing int64     // left-out bytes that the log does not mention yet
-	lost    int64     // number of all left-out bytes
+	lost    int64     // number of all left-out bytes so far
 	first   error     // the first disk error; nil if there was none
 
 	closeErr error // error from closing the last file
@@ -43,12 +43,12 @@ type disk struct {
 
 func (d *disk) path() string { return filepath.Join(d.dir, folder) }
 
-// write writes lines to the disk, and counts the bytes that it cannot write as left out. dropped is the number of bytes
-// after these lines that the caller has left out already. If last is set, it tries even during the pause after an
+// write writes lines to the disk. Bytes that it cannot write count as left out. The caller has already left out some
+// bytes after these lines; dropped is their number. If isLast is true, write tries even during the pause after an
 // error.
-func (d *disk) write(lines []byte, dropped int64, last bool) {
+func (d *disk) write(lines []byte, dropped int64, isLast bool) {
 	n := 0
-	if last || d.cause == nil || !time.Now().Before(d.retry) {
+	if isLast || d.cause == nil || !time.Now().Before(d.retry) {
 		var err error
 		if n, err = d.put(lines); err != nil {
 			d.fail(err)
@@ -88,7 +88,7 @@ func (d *disk) fail(err error) {
 		d.first = err
 	}
 	if d.file != nil {
-		_ = d.file.Close() // err says more
+		_ = d.file.Close() // the error in err says more than the error of Close
 		d.file = nil
 	}
 	d.closeRoot()

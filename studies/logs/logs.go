@@ -1,5 +1,5 @@
-// Package logs keeps the log of each trial's server on disk, bounded in size. It always keeps the beginning and the
-// end, and the middle while there is room. It never interprets a line.
+// Package logs keeps the log of each trial's server on disk, bounded in size. It always keeps the beginning and the end
+// of a log, and keeps the middle while there is room. It never interprets a line.
 package logs
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// folder holds the logs in a study's directory.
+// folder is the name of the directory for logs in a study's directory.
 const folder = "logs"
 
 // limits has the size limits of one trial's log, and times to wait.
@@ -27,10 +27,10 @@ type limits struct {
 	follow   time.Duration // how often a follower looks for new lines; a Writer writes at least once a second
 }
 
-// ordinary limits a trial's log to 16 MiB. The head has room for the longest start-up in debug mode, with the server's
-// configuration. The parts hold the end of the log. The oldest part is deleted before a new one begins, so the parts
-// have the last 6 to 8 MiB.
-var ordinary = limits{
+// ordinaryLimits are the limits of every log outside tests: 16 MiB for each trial. The head has room for the longest
+// start-up in debug mode, with the server's configuration. The parts hold the end of the log. The oldest part is
+// deleted before a new one begins, so the parts have the last 6 to 8 MiB.
+var ordinaryLimits = limits{
 	head: 8 << 20, part: 2 << 20, parts: 4,
 	patience: time.Second, closing: 10 * time.Second, follow: 250 * time.Millisecond,
 }

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// small has limits that a test reaches quickly.
+// small is a set of limits that a test reaches quickly.
 var small = limits{
 	head: 4000, part: 1000, parts: 4,
 	patience: time.Second, closing: time.Minute, follow: 10 * time.Millisecond,
@@ -33,7 +33,7 @@ func try(t testing.TB, errs ...error) {
 // line returns the i-th line of a test's log. The lines have different lengths.
 func line(i int) string { return fmt.Sprintf("line %06d %s\n", i, strings.Repeat("x", i%17)) }
 
-// writeLines writes lines to a log. The line numbers begin at from and end before to.
+// writeLines writes lines to a log. The first line has the number from, and the last line has the number to-1.
 func writeLines(t testing.TB, dir string, trial int, l limits, from, to int) {
 	t.Helper()
 	w := create(dir, trial, l)
@@ -165,7 +165,7 @@ func TestUnusualLines(t *testing.T) {
 		{"a line in pieces", small, []string{"a", "b", "c\nd", "\n"}},
 		{"a line longer than a part", small, []string{strings.Repeat("a", 3990) + "\n", strings.Repeat("b", 2500), "\nc\n"}},
 		{"a line longer than the head", small, []string{strings.Repeat("b", 5500), "\nc\n"}},
-		{"a line longer than maxPending", ordinary, slices.Repeat([]string{strings.Repeat("z", 1000)}, 3*maxPending/1000)},
+		{"a line longer than maxPending", ordinaryLimits, slices.Repeat([]string{strings.Repeat("z", 1000)}, 3*maxPending/1000)},
 		{"nothing", small, nil},
 	} {
 		t.Run(row.name, func(t *testing.T) {
@@ -189,7 +189,7 @@ func TestARepeatedTrialAppendsToItsLog(t *testing.T) {
 	writeLines(t, dir, 7, small, 0, 10)
 	head := filepath.Join(dir, folder, "trial-0007.log")
 	text, err := os.ReadFile(head)
-	try(t, err, os.WriteFile(head, append(text, "a torn li"...), 0o644)) // its writer was killed
+	try(t, err, os.WriteFile(head, append(text, "a torn li"...), 0o644)) // as if the writer of this log was killed
 	writeLines(t, dir, 7, small, 10, 20)
 	got := runs(t, read(t, dir, 7, small))
 	if len(got) != 4 || got[0] != "0-9" || got[1] != "a torn li" || !again.MatchString(got[2]) || got[3] != "10-19" {

@@ -31,13 +31,13 @@ type Reader struct {
 
 // Open opens the log of a trial in dir/logs, where dir is the study's directory. If there is no log, the error wraps
 // fs.ErrNotExist.
-func Open(dir string, trial int) (*Reader, error) { return open(dir, trial, ordinary) }
+func Open(dir string, trial int) (*Reader, error) { return open(dir, trial, ordinaryLimits) }
 
 func open(dir string, trial int, l limits) (*Reader, error) {
 	path := filepath.Join(dir, folder)
 	info, err := os.Stat(path)
 	if err == nil && !info.IsDir() {
-		err = fmt.Errorf("%s: %w", path, ErrNoLog)
+		err = fmt.Errorf("%s is not a directory: %w", path, ErrNoLog)
 	}
 	var root *os.Root
 	if err == nil {
@@ -54,13 +54,13 @@ func open(dir string, trial int, l limits) (*Reader, error) {
 }
 
 // ErrNoLog says that a log is not a regular file, or that the logs' directory is not a directory.
-var ErrNoLog = errors.New("it is not what a tuner writes there: move it away")
+var ErrNoLog = errors.New("the tuner did not write it; move it to another place")
 
 // openLog opens a regular file and refuses anything else: opening a pipe would block.
 func openLog(root *os.Root, name string) (*os.File, error) {
 	info, err := root.Stat(name)
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("%s: %w", name, ErrNoLog)
+		err = fmt.Errorf("%s is not a regular file: %w", name, ErrNoLog)
 	}
 	if err != nil {
 		return nil, err
@@ -107,7 +107,7 @@ func (r *Reader) advance() error {
 	for _, next := range parts[i:] {
 		f, err := openLog(r.root, fileName(r.trial, next))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // deleted meanwhile
+			continue // the file was deleted meanwhile
 		}
 		if err != nil {
 			return fmt.Errorf("log of trial %d: %w", r.trial, err)
@@ -130,7 +130,7 @@ func (r *Reader) leaveOut(n int64) {
 	r.torn = false
 }
 
-// use closes the old file and continues in f, which is the given part.
+// use closes the old file and continues in the file f, which has the part with the given number.
 func (r *Reader) use(f *os.File, part int) error {
 	old := r.file
 	r.file, r.part, r.whole = f, part, false
@@ -146,7 +146,7 @@ func (r *Reader) Tail(n int) error {
 	for _, part := range slices.Backward(append([]int{0}, parts...)) {
 		found, err := r.tailOf(part, n)
 		if errors.Is(err, fs.ErrNotExist) && part > 0 {
-			continue // deleted meanwhile, and so are all parts before it
+			continue // this part was deleted meanwhile, and so are all parts before it
 		}
 		if err != nil {
 			return fmt.Errorf("log of trial %d: %w", r.trial, err)
@@ -210,8 +210,9 @@ func lastLines(text io.ReaderAt, size int64, n int) (offset int64, found int, er
 	return 0, found, nil
 }
 
-// Follow copies the unread log to w, and continues as the log grows. It returns nil when done is closed and the whole
-// log is copied. It returns the cause of ctx when ctx ends, and an error of w at once.
+// Follow copies the unread log to w, and continues as the log grows. It returns nil when the channel done is closed and
+// the whole log is copied. When ctx ends, it returns the cause. If w returns an error, Follow returns that error at
+// once.
 func (r *Reader) Follow(ctx context.Context, w io.Writer, done <-chan struct{}) error {
 	buffer := make([]byte, 64<<10)
 	for ended := false; ; {

@@ -15,8 +15,8 @@ import (
 const (
 	// flushEvery is how long a line waits before it goes to the disk, where a follower sees it.
 	flushEvery = time.Second
-	// flushAt is the number of waiting bytes that are written without waiting for flushEvery. One write call then takes
-	// hundreds of lines. Each call may be a request to a file server.
+	// flushAt is how many bytes may wait before they are written at once, without waiting for flushEvery. One write
+	// call then takes hundreds of lines. Each call may be a request to a file server.
 	flushAt = 64 << 10
 	// maxPending is the number of bytes that may wait for the disk: about 9,000 lines of 110 bytes. While so many wait,
 	// Write waits too.
@@ -34,9 +34,9 @@ type Writer struct {
 
 	mu       sync.Mutex    // guards the fields up to closed
 	pending  []byte        // bytes that wait for the disk
-	room     chan struct{} // closed and replaced when pending has been taken to be written
-	stuck    bool          // a Write has waited for its whole patience, and pending has not been taken since
-	overflow int64         // bytes that Write has left out for lack of room since pending was last taken
+	room     chan struct{} // closed and replaced when the goroutine has taken the bytes in pending
+	stuck    bool          // a Write has waited for the whole limits.patience, and no bytes have been taken from pending since
+	overflow int64         // bytes that Write has left out for lack of room since the bytes in pending were last taken
 	closed   bool
 
 	wake    chan struct{} // has one value when the goroutine should write
@@ -52,7 +52,7 @@ type Writer struct {
 // Create returns a Writer for the log of a trial in dir/logs, where dir is the study's directory. If the trial is run
 // again, the log gets a line that says so, and continues after it. If the disk cannot be written, the Writer tries
 // again while the server runs. The caller must call Close.
-func Create(dir string, trial int) *Writer { return create(dir, trial, ordinary) }
+func Create(dir string, trial int) *Writer { return create(dir, trial, ordinaryLimits) }
 
 func create(dir string, trial int, l limits) *Writer {
 	w := newWriter(dir, trial, l)
@@ -90,8 +90,8 @@ func (w *Writer) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// waitForRoom waits until pending has room, but not longer than patience. The caller holds mu, which is unlocked during
-// the wait.
+// waitForRoom waits until the field pending has room, but not longer than limits.patience. The caller holds the mutex
+// mu, which is unlocked during the wait.
 func (w *Writer) waitForRoom() {
 	var limit <-chan time.Time
 	for len(w.pending) >= maxPending && !w.closed && !w.stuck {
@@ -148,13 +148,13 @@ func (w *Writer) run() {
 	w.disk.close()
 }
 
-// take returns the complete pending lines. If last is set, it returns all pending bytes. dropped is the number of bytes
-// that Write left out after them. take does not write to the disk itself, because it holds mu.
-func (w *Writer) take(last bool) (batch []byte, dropped int64) {
+// take returns the complete pending lines. If isLast is true, it returns all pending bytes. It also returns the number
+// of bytes that Write left out after them. take does not write to the disk itself, because it holds the mutex mu.
+func (w *Writer) take(isLast bool) (batch []byte, dropped int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	n := bytes.LastIndexByte(w.pending, '\n') + 1
-	if last || w.overflow > 0 || n == 0 && len(w.pending) >= maxPending { // a line longer than maxPending is cut
+	if isLast || w.overflow > 0 || n == 0 && len(w.pending) >= maxPending { // a line longer than maxPending is cut
 		n = len(w.pending)
 	}
 	batch, dropped, w.overflow = w.pending[:n], w.overflow, 0

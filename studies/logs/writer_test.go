@@ -23,7 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestMain runs the tests. If a test has started the binary as a child, it writes an endless log instead.
+// TestMain runs the tests. In a child process that a test has started, it writes an endless log instead.
 func TestMain(m *testing.M) {
 	if dir := os.Getenv("LOGS_ENDLESS"); dir != "" {
 		endless(dir)
@@ -53,21 +53,21 @@ func TestALineIsOnTheDiskWithinASecond(t *testing.T) {
 		try(t, err)
 		time.Sleep(flushEvery)
 		synctest.Wait()
-		if got := read(t, dir, 0, ordinary); got != line(0) {
+		if got := read(t, dir, 0, ordinaryLimits); got != line(0) {
 			t.Errorf("after a second the log is %q, want the line", got)
 		}
 		many := strings.Repeat(line(1), flushAt/len(line(1))+1)
 		_, err = io.WriteString(w, many)
 		try(t, err)
 		synctest.Wait()
-		if got := read(t, dir, 0, ordinary); len(got) == len(line(0)) {
+		if got := read(t, dir, 0, ordinaryLimits); len(got) == len(line(0)) {
 			t.Error("64 KiB are not on the disk yet, want them there at once")
 		}
 		_, err = io.WriteString(w, "half a line")
 		try(t, err)
 		time.Sleep(flushEvery)
 		synctest.Wait()
-		if got := read(t, dir, 0, ordinary); !strings.HasSuffix(got, line(1)) {
+		if got := read(t, dir, 0, ordinaryLimits); !strings.HasSuffix(got, line(1)) {
 			t.Errorf("the log ends with %q, want a whole line", got[max(0, len(got)-50):])
 		}
 		try(t, w.Close())
@@ -142,7 +142,7 @@ func TestAFullDisk(t *testing.T) {
 		try(t, os.Remove(ballast))
 		time.Sleep(2 * retryAfter)
 		write(9100, 9200)
-		got := strings.Split(read(t, disk, 0, ordinary), "\n")
+		got := strings.Split(read(t, disk, 0, ordinaryLimits), "\n")
 		i := slices.IndexFunc(got, func(s string) bool { return strings.HasPrefix(s, "… ") })
 		if i < 1000 || !strings.HasSuffix(got[i], " KiB left out here: no space left on device …") ||
 			!strings.HasPrefix(got[i+1], "line 009100 ") || !strings.HasPrefix(got[len(got)-2], "line 009199 ") {
@@ -174,7 +174,7 @@ func TestADiskThatForgets(t *testing.T) {
 func TestOnlyOneWriteWaitsForADiskThatHangs(t *testing.T) {
 	dir := t.TempDir()
 	synctest.Test(t, func(t *testing.T) {
-		w := newWriter(dir, 0, ordinary)
+		w := newWriter(dir, 0, ordinaryLimits)
 		text := []byte(strings.Repeat(strings.Repeat("y", 999)+"\n", 64))
 		write := func() (waits []time.Duration) {
 			for range 4 * maxPending / len(text) {
@@ -188,8 +188,8 @@ func TestOnlyOneWriteWaitsForADiskThatHangs(t *testing.T) {
 			return waits
 		}
 		for range 2 {
-			if got := write(); !slices.Equal(got, []time.Duration{ordinary.patience}) {
-				t.Errorf("the writes waited for %s, want one wait of %s", got, ordinary.patience)
+			if got := write(); !slices.Equal(got, []time.Duration{ordinaryLimits.patience}) {
+				t.Errorf("the writes waited for %s, want one wait of %s", got, ordinaryLimits.patience)
 			}
 			w.take(false) // as if the disk worked for a moment
 		}
@@ -245,7 +245,7 @@ func TestABurst(t *testing.T) {
 	try(t, w.Close())
 	var gaps []string
 	next := 0
-	for text := range strings.Lines(read(t, dir, 0, ordinary)) {
+	for text := range strings.Lines(read(t, dir, 0, ordinaryLimits)) {
 		i, err := strconv.Atoi(text[:min(7, len(text))])
 		switch {
 		case err != nil:
@@ -266,7 +266,7 @@ func TestABurst(t *testing.T) {
 
 func TestSeveralWriteWholeLines(t *testing.T) {
 	dir := t.TempDir()
-	w := create(dir, 0, ordinary)
+	w := create(dir, 0, ordinaryLimits)
 	const each = 5000
 	var writers sync.WaitGroup
 	for k := range 4 {
@@ -280,7 +280,7 @@ func TestSeveralWriteWholeLines(t *testing.T) {
 	}
 	writers.Wait()
 	try(t, w.Close())
-	got := strings.SplitAfter(read(t, dir, 0, ordinary), "\n")
+	got := strings.SplitAfter(read(t, dir, 0, ordinaryLimits), "\n")
 	slices.Sort(got)
 	for i, text := range got[1:] { // the first text is empty: it follows the last line break
 		if text != line(i) {

@@ -76,7 +76,7 @@ func (v *View) Print(ctx context.Context) (err error) {
 func (v *View) open(ctx context.Context) (*logs.Reader, error) {
 	for waiting := false; ; waiting = true {
 		log, err := logs.Open(v.Dir, v.Trial.Number)
-		if !errors.Is(err, fs.ErrNotExist) || !v.Follow || v.complete() || v.Profile != "" {
+		if !errors.Is(err, fs.ErrNotExist) || !v.Follow || v.isComplete() || v.Profile != "" {
 			return log, err
 		}
 		if !waiting {
@@ -94,7 +94,7 @@ func (v *View) follow(ctx context.Context, log *logs.Reader) error {
 	complete := make(chan struct{})
 	var watch sync.WaitGroup
 	watch.Go(func() {
-		for !v.complete() {
+		for !v.isComplete() {
 			if err := v.refresh(ctx); err != nil {
 				cancel(err)
 				return
@@ -108,9 +108,9 @@ func (v *View) follow(ctx context.Context, log *logs.Reader) error {
 	return err
 }
 
-// complete reports whether the log can no longer grow, because the trial is done or no process runs the study. A
+// isComplete reports whether the log can no longer grow, because the trial is done or no process runs the study. A
 // server's log is closed before its trial is stored as done.
-func (v *View) complete() bool {
+func (v *View) isComplete() bool {
 	return v.Trial.State == studies.Done || v.Study.State != studies.Running
 }
 
@@ -134,7 +134,7 @@ func (v *View) explain() error {
 		why += fmt.Sprintf("servers simulated in virtual time (%s) write none", v.Profile)
 	case v.Trial.State == studies.Done:
 		why += "it was removed, or the server could not be started"
-	case v.complete():
+	case v.isComplete():
 		why += "the study ended before its server was started"
 	default:
 		why += "its server has not started yet; -f waits for it"

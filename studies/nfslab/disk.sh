@@ -38,8 +38,8 @@ done_with() { cat /tmp/*.acks >>/tmp/before; clean; }
 
 full_at_begin() {
   NAME="full at the beginning"
-  fill 40; start a write a; ends_with a "$PID" "has only .* free, a study needs"; said=$(said a)
-  fill 0; start a write a; ends_with a "$PID" "has only .* free, a study needs"
+  fill 40; start a write a; ends_with a "$PID" "has only .* free, but a study needs"; said=$(said a)
+  fill 0; start a write a; ends_with a "$PID" "has only .* free, but a study needs"
   on b ls $DIR/fence 2>/dev/null | grep -q 0 && fail "$NAME: a study was begun"
   empty; goes_on "$said"; done_with
 }

@@ -26,16 +26,18 @@ type distribution struct {
 	Attributes any    `json:"attributes"`
 }
 
-// numbers are the attributes of a range of numbers. In Optuna a logarithmic range has no step, or the step 1 for integers.
-type numbers struct {
+// A numberRange has the attributes of a range of numbers. In Optuna a logarithmic range has no step, or the step 1 for
+// integers.
+type numberRange struct {
 	Step *float64 `json:"step"` // nil means no step
 	Low  float64  `json:"low"`
 	High float64  `json:"high"`
 	Log  bool     `json:"log"`
 }
 
-// encodeParam returns the value of a parameter as Optuna stores it, a number or the index of a choice, and its
-// distribution. ok is false if the value is not among the choices, because Optuna cannot store that.
+// encodeParam returns the value of a parameter as Optuna stores it, and the parameter's distribution. The value is a
+// number, or the index of a choice. If the value is not among the choices, ok is false, because Optuna cannot store
+// such a value.
 //
 // The user's current args may have a number outside its range, or off its step. Then the range is widened to include
 // the number.
@@ -57,7 +59,7 @@ func encodeParam(p *space.Parameter, text string) (value float64, dist distribut
 }
 
 // parametersOf returns the searched flags, and then the former flags. Former flags were searched with an earlier study
-// file, so they are only in points of trials. The values that this file allowed are not known.
+// file, so they occur only in the points of trials. The values that the earlier file allowed are not known.
 func parametersOf(searched []space.Parameter, trials []studies.Trial) []space.Parameter {
 	former := map[string][]string{} // values of former flags, by name
 	for i := range trials {
@@ -74,14 +76,14 @@ func parametersOf(searched []space.Parameter, trials []studies.Trial) []space.Pa
 	return all
 }
 
-// formerParameter defines a former flag so that all values in trials are allowed. If all values are numbers, the flag
-// has the range from the lowest to the highest; otherwise it is a choice among the values.
+// formerParameter defines a former flag that allows all the values in trials. If all values are numbers, the flag has
+// the range from the lowest to the highest; otherwise it is a choice among the values.
 func formerParameter(name string, values []string) space.Parameter {
 	p := space.Parameter{Name: name, Kind: space.Int, Min: math.Inf(1), Max: math.Inf(-1)}
 	for _, text := range values {
 		v, err := strconv.ParseFloat(text, 64)
 		switch {
-		case err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortest(v) != text: // not a finite number, or one that would be read back as another text
+		case err != nil || math.IsInf(v, 0) || math.IsNaN(v) || shortestText(v) != text: // the value is not a finite number, or would be read back as another text
 			if !slices.ContainsFunc(values, func(text string) bool { return text != "true" && text != "false" }) {
 				return space.Parameter{Name: name, Kind: space.Bool}
 			}
@@ -99,14 +101,14 @@ const maxInt = 1 << 53
 
 // rangeOf returns the distribution of a parameter of the kind Float or Int. Its range includes the value.
 func rangeOf(p *space.Parameter, value float64) distribution {
-	n := numbers{Low: p.Min, High: p.Max, Log: p.Log}
-	if p.Step > 0 { // Optuna requires that the upper end is on a step; the highest level is
+	n := numberRange{Low: p.Min, High: p.Max, Log: p.Log}
+	if p.Step > 0 { // Optuna requires that the upper end lies on a step; the highest level of the parameter does
 		levels := p.Levels(2)
 		if high, err := p.Number(levels[len(levels)-1]); err == nil {
 			n.High = high
 		}
 	}
-	isLegal := p.Check(shortest(value)) == nil
+	isLegal := p.Check(shortestText(value)) == nil
 	if !isLegal {
 		n.Low, n.High = min(n.Low, value), max(n.High, value)
 		n.Log = n.Log && n.Low > 0
@@ -121,15 +123,15 @@ func rangeOf(p *space.Parameter, value float64) distribution {
 	return distribution{name, n}
 }
 
-// shortest writes a number with the fewest digits. Very large and very small numbers have an exponent.
-func shortest(v float64) string {
+// shortestText writes a number with the fewest digits. Very large and very small numbers have an exponent.
+func shortestText(v float64) string {
 	if size := math.Abs(v); size >= 1e21 || size < 1e-9 && size > 0 {
 		return strconv.FormatFloat(v, 'g', -1, 64)
 	}
 	return strconv.FormatFloat(v, 'f', -1, 64)
 }
 
-// decodeParam returns a value as text; ok is false for the choice None, which means that the parameter is not set.
+// decodeParam returns a value as text. For the choice None, ok is false: None means that the parameter is not set.
 func decodeParam(value float64, text []byte) (word string, ok bool, err error) {
 	var d struct {
 		Name       string `json:"name"`
@@ -141,16 +143,16 @@ func decodeParam(value float64, text []byte) (word string, ok bool, err error) {
 		return "", false, fmt.Errorf("its distribution is not a JSON object: %w", err)
 	}
 	if d.Name != categorical {
-		return shortest(value), true, nil
+		return shortestText(value), true, nil
 	}
 	i := int(value)
 	if float64(i) != value || i < 0 || i >= len(d.Attributes.Choices) {
-		return "", false, fmt.Errorf("choice %g of %d", value, len(d.Attributes.Choices))
+		return "", false, fmt.Errorf("its value is %g, but must be the index of one of its %d choices", value, len(d.Attributes.Choices))
 	}
 	return choiceText(d.Attributes.Choices[i])
 }
 
-// choiceText returns a choice as the text of a flag; ok is false for None.
+// choiceText returns a choice as the text of a flag. The second result is false for None.
 func choiceText(raw json.RawMessage) (string, bool, error) {
 	decoder := json.NewDecoder(bytes.NewReader(raw))
 	decoder.UseNumber()
@@ -168,5 +170,5 @@ func choiceText(raw json.RawMessage) (string, bool, error) {
 	case json.Number:
 		return v.String(), true, nil
 	}
-	return "", false, fmt.Errorf("the choice %s is neither text nor number", raw)
+	return "", false, fmt.Errorf("the choice %s must be a text, a number, true or false", raw)
 }

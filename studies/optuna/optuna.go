@@ -12,8 +12,8 @@ import (
 	_ "github.com/mattn/go-sqlite3" // the driver called sqlite3
 )
 
-// Versions in the file. Optuna reads a file only if its Alembic revision is the one that Optuna expects. The schema
-// version has been 12 since Optuna began to use Alembic (optuna/storages/_rdb/storage.py, 4.9.0 and 5.0.0).
+// These are the versions in the file. Optuna reads a file only if its Alembic revision is the one that Optuna expects.
+// The schema version has been 12 since Optuna began to use Alembic (optuna/storages/_rdb/storage.py, 4.9.0 and 5.0.0).
 const (
 	schemaVersion  = 12
 	revision       = "v3.2.0.a"
@@ -38,7 +38,7 @@ const finite = "FINITE"
 //go:embed schema-4.9.0.sql
 var schema string
 
-// open opens the SQLite file at path. query has the settings, as in SQLite's URIs.
+// open opens the SQLite file at path. The query has the settings in the form of SQLite's URIs.
 func open(path, query string) (*sql.DB, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
@@ -53,13 +53,13 @@ func open(path, query string) (*sql.DB, error) {
 	return db, nil
 }
 
-// inTransaction runs do in one transaction.
-func inTransaction(db *sql.DB, do func(*sql.Tx) error) error {
+// inTransaction runs the callback in one transaction.
+func inTransaction(db *sql.DB, callback func(*sql.Tx) error) error {
 	tx, err := db.Begin()
 	if err != nil {
 		return fmt.Errorf("begin the transaction: %w", err)
 	}
-	if err := do(tx); err != nil {
+	if err := callback(tx); err != nil {
 		return errors.Join(err, tx.Rollback())
 	}
 	return tx.Commit()

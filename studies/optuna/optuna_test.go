@@ -3,6 +3,7 @@ package optuna
 import (
 	"database/sql"
 	"encoding/json"
+	"maps"
 	"math"
 	"os"
 	"path/filepath"
@@ -30,7 +31,7 @@ var parameters = []space.Parameter{
 
 var began = time.Date(2026, 3, 1, 12, 0, 0, 123456000, time.UTC)
 
-// example has a trial for each outcome.
+// example returns a study with a trial for each outcome.
 func example() studies.Study {
 	probe := func(seq int, rate, headroom float64) trial.Probe {
 		return trial.Probe{Seq: seq, Rate: rate, Verdict: slo.Verdict{Pass: headroom >= 0, Headroom: headroom, Binding: "p99 TPOT"}}
@@ -131,8 +132,9 @@ func TestRowsAreLikeOptunas(t *testing.T) {
 	}
 }
 
-// drifted returns a study. Before its trial 3, the user accepted a change of the world and a new study file.
-func drifted() studies.Study {
+// driftedStudy returns a study in which the user accepted a change of the world, and a new study file, before trial 3.
+// The world is what must stay the same while trials are compared.
+func driftedStudy() studies.Study {
 	met := func(rate float64) trial.Result {
 		return trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Low: rate, Bound: capacity.AtLeast}}
 	}
@@ -152,19 +154,25 @@ func drifted() studies.Study {
 	return study
 }
 
-// Optuna finds the same best trial as the tuner. Trials of other worlds are kept.
+// Optuna finds the same best trial as the tuner. Trials of other worlds stay in the file.
 func TestWorldsAreNotCompared(t *testing.T) {
-	study := drifted()
-	unmet := drifted() // in this study, no trial of the new world met the SLO
+	study := driftedStudy()
+	unmet := driftedStudy() // in this study, no trial of the new world met the SLO
 	for i := range unmet.Trials[3:] {
 		unmet.Trials[3+i].Result.Capacity = capacity.Capacity{Rate: 0.5, High: 0.5, Bound: capacity.AtMost}
 	}
+	perGPU := driftedStudy()
+	perGPU.World = maps.Clone(perGPU.World)
+	perGPU.World[studies.ObjectiveKey] = string(studies.CapacityPerGPU)
+	perGPU.Trials[4].Args = []string{"--tensor-parallel-size", "4"}
 	for _, c := range []struct {
 		name  string
 		study studies.Study
 		query string
 		want  []string
 	}{
+		{"the value is what the study maximises", perGPU, `SELECT trial_id || ' ' || value FROM trial_values ORDER BY value DESC`, []string{"4 2.99", "5 0.75"}},
+		{"the capacity is the whole server's", perGPU, `SELECT value_json FROM trial_user_attributes WHERE "key"='capacity_rps' AND trial_id=5`, []string{"3"}},
 		{"only the newest world is complete", study, `SELECT state FROM trials ORDER BY number`, []string{"PRUNED", "PRUNED", "PRUNED", "COMPLETE", "COMPLETE"}},
 		{"the newest world has the best value", study, `SELECT trial_id || ' ' || value FROM trial_values ORDER BY value DESC`, []string{"5 3.0", "4 2.99"}},
 		{"the study lists what was asked for in each world", study, `SELECT value_json FROM study_user_attributes WHERE "key"='worlds'`, []string{`[{"model":"m","model length":"2048"},{"model":"m","model length":"4096"}]`}},
@@ -199,7 +207,7 @@ func TestReadReadsWhatWasWritten(t *testing.T) {
 	for i, got := range all[0].Trials {
 		want := study.Trials[i]
 		point := want.Point
-		if i == 6 { // one of its values is not among the choices
+		if i == 6 { // one value of this trial is not among the choices
 			point = space.Point{"max-num-seqs": "2048", "long-prefill-token-threshold": "100"}
 		}
 		if space.Point(got.Params).String() != point.String() || got.Number != want.Number || got.State != states[i] {
@@ -239,11 +247,11 @@ func TestReadRefuses(t *testing.T) {
 	for _, c := range []struct{ name, path, want string }{
 		{"another database", other("other.db", `DROP TABLE alembic_version`), "not one of Optuna's"},
 		{"an older schema", other("old.db", `UPDATE alembic_version SET version_num='v2.6.0.a'`), "optuna storage upgrade --storage sqlite:///old.db"},
-		{"an index beyond the choices", other("choice.db", `UPDATE trial_params SET param_value=7 WHERE param_name='enable-chunked-prefill'`), "trial 1: parameter enable-chunked-prefill: choice 7 of 2"},
-		{"a value that is NULL", other("null.db", `UPDATE trial_values SET value=NULL WHERE trial_id=2`), "trial 1: its value is NULL where a finite number should be: correct it in trial_values"},
-		{"a value that is text", other("word.db", `UPDATE trial_values SET value='much' WHERE trial_id=2`), `trial 1: its value is "much" where a finite number should be`},
-		{"a value that is infinite", other("inf.db", `UPDATE trial_values SET value=9e999 WHERE trial_id=2`), "trial 1: its value is +Inf where a finite number should be"},
-		{"a parameter that is NULL", other("param.db", `UPDATE trial_params SET param_value=NULL WHERE param_name='max-num-seqs' AND trial_id=2`), "trial 1: parameter max-num-seqs: it is NULL where"},
+		{"an index beyond the choices", other("choice.db", `UPDATE trial_params SET param_value=7 WHERE param_name='enable-chunked-prefill'`), "trial 1: parameter enable-chunked-prefill: its value is 7, but must be the index of one of its 2 choices"},
+		{"a value that is NULL", other("null.db", `UPDATE trial_values SET value=NULL WHERE trial_id=2`), "trial 1: its value is NULL, which is not a finite number: correct it in trial_values"},
+		{"a value that is text", other("word.db", `UPDATE trial_values SET value='much' WHERE trial_id=2`), `trial 1: its value is "much", which is not a finite number`},
+		{"a value that is infinite", other("inf.db", `UPDATE trial_values SET value=9e999 WHERE trial_id=2`), "trial 1: its value is +Inf, which is not a finite number"},
+		{"a parameter that is NULL", other("param.db", `UPDATE trial_params SET param_value=NULL WHERE param_name='max-num-seqs' AND trial_id=2`), "trial 1: parameter max-num-seqs: it is NULL, which"},
 		{"a distribution that is NULL", other("dist.db", `UPDATE trial_params SET distribution_json=NULL WHERE trial_id=2`), "trial 1: parameter gpu-memory-utilization: its distribution is not a JSON"},
 		{"a trial without a number", other("number.db", `UPDATE trials SET number=NULL WHERE trial_id=2`), "trial_id 2: the trial has no number"},
 		{"an id that is text", other("id.db", `UPDATE trial_values SET trial_id='x' WHERE trial_id=2`), "a row that Optuna would not write"},

@@ -18,7 +18,7 @@ type Study struct {
 	Name       string
 	Directions []string                   // MINIMIZE or MAXIMIZE, one for each objective
 	User       map[string]json.RawMessage // user attributes
-	Trials     []*Trial                   // by number
+	Trials     []*Trial                   // ordered by number
 }
 
 // A Trial is a trial of a Study.
@@ -119,7 +119,7 @@ func (r *reader) rows(query string, into ...any) func(yield func() bool) {
 
 // read reads all studies. Rows that belong to no study are left out.
 func (r *reader) read() (all []*Study) {
-	studies := map[int64]*Study{} // by Optuna's study_id
+	studies := map[int64]*Study{} // the studies by Optuna's study_id
 	var id int64
 	var name, direction string
 	for range r.rows(`SELECT study_id, study_name FROM studies ORDER BY study_id`, &id, &name) {
@@ -144,7 +144,7 @@ func (r *reader) read() (all []*Study) {
 
 // trials reads the trials of the studies, with their values, parameters and attributes.
 func (r *reader) trials(studies map[int64]*Study) {
-	trials := map[int64]*Trial{} // by Optuna's trial_id
+	trials := map[int64]*Trial{} // the trials by Optuna's trial_id
 	var id int64
 	var study, number sql.NullInt64
 	var state string
@@ -213,5 +213,5 @@ func numberOf(value any, table string) (float64, error) {
 	case []byte, string:
 		text = fmt.Sprintf("%.40q", v)
 	}
-	return 0, fmt.Errorf("%s where a finite number should be: correct it in %s, or delete the row", text, table)
+	return 0, fmt.Errorf("%s, which is not a finite number: correct it in %s, or delete the row", text, table)
 }

@@ -16,17 +16,18 @@ import (
 )
 
 // Write writes the study into the SQLite file at path, which must be empty or not exist. The trials come one by one, so
-// that they need not all be in memory. study.Trials needs only points and results. parameters are the searched flags.
-// Write also writes the flags of earlier study files, which only older trials have.
+// that they need not all be in memory. The trials in study.Trials need only points and results. Write writes the
+// searched flags. It also writes the flags of earlier study files, which only older trials have.
 //
-// The objective is the capacity in requests per second, to be maximised; it is 0 if no rate kept the SLO. A trial is:
+// The objective is the capacity in requests per second, to be maximised. It is 0 if no rate kept the SLO. A world is
+// all that must stay the same while trials are compared. A trial is:
 //   - COMPLETE if it was measured in the world of the best trial,
 //   - PRUNED if it was dropped, or measured in another world, so that Optuna does not compare it with the best trial,
 //   - FAIL if it was infeasible or of unknown outcome,
 //   - RUNNING if it is not finished.
 //
 // The intermediate values of a trial are the rates of its probes, in order. Times are UTC.
-func Write(path string, study studies.Study, trials iter.Seq2[studies.Trial, error], parameters []space.Parameter) (err error) {
+func Write(path string, study studies.Study, trials iter.Seq2[studies.Trial, error], searched []space.Parameter) (err error) {
 	// Nobody reads the file before it is complete, so a journal on disk would protect nothing.
 	db, err := open(path, "mode=rwc&_journal_mode=MEMORY&_synchronous=FULL")
 	if err != nil {
@@ -34,7 +35,7 @@ func Write(path string, study studies.Study, trials iter.Seq2[studies.Trial, err
 	}
 	defer func() { err = errors.Join(err, db.Close()) }()
 	err = inTransaction(db, func(tx *sql.Tx) error {
-		w := &writer{tx: tx, parameters: parametersOf(parameters, study.Trials), worlds: study.WorldNumbers(), deciding: study.Deciding()}
+		w := &writer{tx: tx, parameters: parametersOf(searched, study.Trials), worlds: study.WorldNumbers(), deciding: study.Deciding(), objective: study.DecidingObjective()}
 		w.study(study)
 		for t, err := range trials {
 			if err != nil {
@@ -56,8 +57,9 @@ func Write(path string, study studies.Study, trials iter.Seq2[studies.Trial, err
 type writer struct {
 	tx         *sql.Tx
 	parameters []space.Parameter
-	worlds     map[int]int // world by trial number
-	deciding   int         // world of the best trial
+	worlds     map[int]int // number of the world, by trial number
+	deciding   int         // number of the best trial's world
+	objective  studies.Objective
 	err        error
 }
 
@@ -86,7 +88,7 @@ func (w *writer) trial(t studies.Trial) {
 	id, as := t.Number+1, w.stateOf(t)
 	w.run(`INSERT INTO trials VALUES (?, ?, ?, ?, ?, ?)`, id, t.Number, studyID, as, timeText(t.Began), timeText(t.Ended))
 	if as == complete {
-		w.run(`INSERT INTO trial_values (trial_id, objective, value, value_type) VALUES (?, 0, ?, ?)`, id, objective(t), finite)
+		w.run(`INSERT INTO trial_values (trial_id, objective, value, value_type) VALUES (?, 0, ?, ?)`, id, carried(t)/w.objective.Factor(t), finite)
 	}
 	illegal := map[string]string{}
 	for i := range w.parameters {
@@ -124,8 +126,9 @@ func timeText(t time.Time) any {
 	return t.UTC().Format("2006-01-02 15:04:05.000000")
 }
 
-// stateOf returns Optuna's state for a trial. Optuna takes its best value from all COMPLETE trials, so only trials of one
-// world may have this state. Confirmations have other requests and longer probes than the search, so they do not.
+// stateOf returns Optuna's state for a trial. Optuna takes its best value from all COMPLETE trials, so only trials of
+// one world may be COMPLETE. Confirmations are not COMPLETE, because they have other requests and longer probes than
+// the search.
 func (w *writer) stateOf(t studies.Trial) state {
 	if t.State != studies.Done {
 		return running
@@ -142,9 +145,9 @@ func (w *writer) stateOf(t studies.Trial) state {
 	return fail
 }
 
-// objective returns the capacity, or 0 if no rate kept the SLO. Capacity.Rate is not 0 then: it is the lowest rate that
-// failed.
-func objective(t studies.Trial) float64 {
+// carried returns the capacity, or 0 if no rate kept the SLO. In that case Capacity.Rate is not 0, but the lowest rate
+// that failed.
+func carried(t studies.Trial) float64 {
 	if !t.Met() {
 		return 0
 	}
@@ -158,9 +161,13 @@ type attribute struct {
 }
 
 func studyAttributes(s studies.Study) []attribute {
+	objective := "capacity: the highest rate that keeps the SLO, requests per second"
+	if s.DecidingObjective() == studies.CapacityPerGPU {
+		objective = "capacity_per_gpu: the highest rate that keeps the SLO, divided by the number of GPUs, requests per second"
+	}
 	return []attribute{
-		{"tuner_study_id", s.ID}, {"objective", "capacity: the highest rate that keeps the SLO, requests per second"},
-		{"state", s.State}, {"note", s.Note}, {"seed", fmt.Sprint(s.Seed)}, {"world", s.World}, {"worlds", s.Asked()}, {"file", s.File},
+		{"tuner_study_id", s.ID}, {"objective", objective},
+		{"state", s.State}, {"note", s.Explanation()}, {"seed", fmt.Sprint(s.Seed)}, {"world", s.World}, {"worlds", s.Asked()}, {"file", s.File},
 	}
 }
 
@@ -172,15 +179,18 @@ type probeAttribute struct {
 	Binding  string  `json:"binding"`
 }
 
-// trialAttributes returns the facts about a trial for which Optuna has no column. illegal has the values of the point
-// that are not among the choices.
-func trialAttributes(t studies.Trial, world int, illegal map[string]string) []attribute {
+// trialAttributes returns the facts about a trial for which Optuna has no column. The illegalValues are the values of
+// the point that are not among the choices.
+func trialAttributes(t studies.Trial, world int, illegalValues map[string]string) []attribute {
 	probes := lo.Map(t.Probes, func(p trial.Probe, _ int) probeAttribute {
 		return probeAttribute{p.Rate, p.Verdict.Pass, p.Verdict.Headroom, p.Verdict.Binding}
 	})
 	all := []attribute{{"origin", t.Origin}, {"world", world}, {"args", append([]string{}, t.Args...)}, {"probes", probes}}
-	if len(illegal) > 0 {
-		all = append(all, attribute{"not_among_choices", illegal})
+	if env := t.Point.Env(); env != nil {
+		all = append(all, attribute{"env", env})
+	}
+	if len(illegalValues) > 0 {
+		all = append(all, attribute{"not_among_choices", illegalValues})
 	}
 	if t.State != studies.Done {
 		return all
@@ -192,7 +202,7 @@ func trialAttributes(t studies.Trial, world int, illegal map[string]string) []at
 	}
 	c := r.Capacity
 	return append(all, []attribute{
-		{"capacity_rps", objective(t)}, {"bound", c.Bound}, {"binding", c.Binding}, {"passed_rps", c.Low}, {"failed_rps", c.High},
+		{"capacity_rps", carried(t)}, {"bound", c.Bound}, {"binding", c.Binding}, {"passed_rps", c.Low}, {"failed_rps", c.High},
 		{"lowest_rps", c.Lowest}, {"highest_rps", c.Highest}, {"std_err", c.StdErr}, {"in_flight", c.InFlight}, {"doubt", c.Doubt},
 		{"notes", append([]string{}, r.Notes...)},
 	}...)

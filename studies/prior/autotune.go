@@ -62,9 +62,9 @@ func parseAutoTune(text []byte) (rows []row, err error) {
 	return rows, nil
 }
 
-// carried returns the highest rate that kept the limit: the offered rate, or the throughput if all requests were sent at
-// once.
-func (r row) carried() float64 {
+// carriedRate returns the highest rate that kept the limit. This is the offered rate, or the throughput if all requests
+// were sent at once.
+func (r row) carriedRate() float64 {
 	if math.IsInf(r.rate, 1) {
 		return r.throughput
 	}
@@ -91,8 +91,8 @@ func (r *Reader) readAutoTune(s *Source, path string) error {
 		case err != nil:
 			s.leave(from, "%v", err)
 		case !row.met:
-			s.leave(from, "%s: no rate kept its limit, or the server did not start; vllm_log_%s_%s.txt beside the file shows which", point, row.seqs, row.tokens)
-		case !(row.carried() > 0):
+			s.leave(from, "%s: no rate kept the limit, or the server did not start; vllm_log_%s_%s.txt beside the file shows which", point, row.seqs, row.tokens)
+		case !(row.carriedRate() > 0):
 			s.leave(from, "%s: the file has no throughput, because the benchmark did not end", point)
 		default:
 			s.take(r, from, point, trial.Result{Outcome: trial.Measured, Capacity: row.capacity()}, nil)
@@ -104,10 +104,10 @@ func (r *Reader) readAutoTune(s *Source, path string) error {
 
 // capacity returns the capacity of a row. It is a lower bound, because the file does not say which rate failed.
 func (r row) capacity() capacity.Capacity {
-	c := capacity.Capacity{Rate: r.carried(), Low: r.carried(), Bound: capacity.AtLeast, Binding: "p99 E2E", Probes: 1}
-	c.Why = fmt.Sprintf("auto_tune.sh: kept at %g req/s, in steps of 1", r.rate)
+	c := capacity.Capacity{Rate: r.carriedRate(), Low: r.carriedRate(), Bound: capacity.AtLeast, Binding: "p99 E2E", Probes: 1}
+	c.Why = fmt.Sprintf("auto_tune.sh found the limit kept at %g req/s, and tried rates in steps of 1", r.rate)
 	if math.IsInf(r.rate, 1) {
-		c.Why = "auto_tune.sh: kept with all requests at once"
+		c.Why = "auto_tune.sh found the limit kept with all requests sent at once"
 	}
 	return c
 }

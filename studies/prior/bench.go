@@ -28,9 +28,9 @@ type run struct {
 	meta  map[string]string
 }
 
-// readBenches reads result files, and makes one trial of all runs of a point.
+// readBenches reads result files. For each point, it makes one trial of all runs.
 func (r *Reader) readBenches(s *Source, paths []string) error {
-	runs := map[string][]run{} // by point
+	runs := map[string][]run{} // the runs by point
 	for _, path := range paths {
 		one, why, err := r.readBench(path)
 		switch {
@@ -49,7 +49,7 @@ func (r *Reader) readBenches(s *Source, paths []string) error {
 	return nil
 }
 
-// join makes one trial of the runs of a point, as a sweep makes one of its probes.
+// join makes one trial of the runs of a point, as a sweep makes one trial of its probes.
 func (r *Reader) join(s *Source, runs []run) {
 	point := runs[0].point
 	name := cmp.Or(point.String(), "the server's default")
@@ -71,21 +71,21 @@ func (r *Reader) join(s *Source, runs []run) {
 		return
 	}
 	if len(below) > 0 {
-		c.Doubt = fmt.Sprintf("a lower rate, %.4g req/s, failed", below[0])
+		c.Doubt = fmt.Sprintf("a lower rate, %s req/s, failed", render.Rate(below[0]))
 	}
-	if keys := r.differing(runs); len(keys) > 0 {
+	if keys := r.differingKeys(runs); len(keys) > 0 {
 		s.note("the runs of %s differ in %s, which is not a flag of this study: if their servers differed, import them separately", name, strings.Join(keys, ", "))
 	}
 	s.take(r, from, point, trial.Result{Outcome: trial.Measured, Capacity: c}, probes)
 }
 
-// differing returns the keys of the metadata whose values differ between the runs, except keys that are flags of the
-// study.
-func (r *Reader) differing(runs []run) []string {
+// differingKeys returns the keys of the metadata whose values differ between the runs, except keys that are flags of
+// the study.
+func (r *Reader) differingKeys(runs []run) []string {
 	keys := map[string]bool{}
 	for _, one := range runs {
 		for key := range one.meta {
-			if len(r.known(map[string]string{key: ""})) == 0 && slices.ContainsFunc(runs, func(other run) bool { return other.meta[key] != one.meta[key] }) {
+			if len(r.knownFlags(map[string]string{key: ""})) == 0 && slices.ContainsFunc(runs, func(other run) bool { return other.meta[key] != one.meta[key] }) {
 				keys[key] = true
 			}
 		}
@@ -109,7 +109,7 @@ func (r *Reader) readBench(path string) (one run, why string, err error) {
 	if err != nil {
 		return one, oneLine(err.Error()), nil
 	}
-	if why := r.unfit(found); why != "" {
+	if why := r.whyUnfit(found); why != "" {
 		return one, why, nil
 	}
 	point, err := r.benchPoint(path, found.Meta)
@@ -121,7 +121,7 @@ func (r *Reader) readBench(path string) (one run, why string, err error) {
 		return one, err.Error(), nil
 	}
 	one = run{path, point, probeOf(found, verdict), found.Meta.Metadata}
-	return one, implausible(trial.Result{Outcome: trial.Unknown}, []trial.Probe{one.probe}), nil
+	return one, whyImplausible(trial.Result{Outcome: trial.Unknown}, []trial.Probe{one.probe}), nil
 }
 
 // isExport reports whether text is a study in the JSON of studies/export, whose first key is tuner_export.
@@ -133,7 +133,7 @@ func isExport(text []byte) bool {
 // writes them.
 func checkJSON(path string, text []byte) error {
 	clean := text
-	for _, word := range []string{"-Infinity", "Infinity", "NaN"} { // the same length keeps the offsets
+	for _, word := range []string{"-Infinity", "Infinity", "NaN"} { // each word is replaced by as many bytes, so that the offset of an error stays right
 		clean = bytes.ReplaceAll(clean, []byte(word), []byte("0"+strings.Repeat(" ", len(word)-1)))
 	}
 	d := json.NewDecoder(bytes.NewReader(clean))
@@ -159,8 +159,8 @@ func (r *Reader) percentiles() (all []float64) {
 	return all
 }
 
-// unfit says why a run cannot show a capacity of the study's model; "" if it can.
-func (r *Reader) unfit(found bench.VLLMRun) string {
+// whyUnfit says why a run cannot show a capacity of the study's model; "" if it can.
+func (r *Reader) whyUnfit(found bench.VLLMRun) string {
 	m := found.Meta
 	model := r.World["model"]
 	switch {
@@ -178,7 +178,7 @@ func (r *Reader) unfit(found bench.VLLMRun) string {
 // folders, and from the metadata in the file. If several of them have a flag, the last one wins.
 func (r *Reader) benchPoint(path string, meta bench.VLLMMeta) (space.Point, error) {
 	flags := r.inPath(path)
-	maps.Copy(flags, r.known(meta.Metadata))
+	maps.Copy(flags, r.knownFlags(meta.Metadata))
 	flags = r.withSet(flags)
 	point, err := r.point(flags)
 	if err == nil && len(point) == 0 && !r.Defaults {
@@ -222,7 +222,7 @@ func (r *Reader) judgeSummary(m *bench.Measurement) (slo.Verdict, error) {
 		v.Pass = v.Pass && value <= limit
 		if c.Headroom < v.Headroom {
 			v.Headroom, v.Binding = c.Headroom, c.Limit
-			v.Reason = fmt.Sprintf("%s %.4g of %.4g ms", c.Limit, value, limit)
+			v.Reason = fmt.Sprintf("%s %s of %s ms", c.Limit, render.Digits(value, 4), render.Digits(limit, 4))
 		}
 	}
 	if float64(m.Failed) > r.SLO.MaxErrorRate*float64(m.Requests) {
@@ -232,18 +232,18 @@ func (r *Reader) judgeSummary(m *bench.Measurement) (slo.Verdict, error) {
 	return v, nil
 }
 
-// If too many requests failed, the headroom is at most -minMiss.
+// minMiss limits the headroom of a run in which too many requests failed: this headroom is at most -minMiss.
 const minMiss = 0.005
 
-// percentile returns the figure that a limit is about, such as the p99 TTFT, in ms, and whether the file has it. If the
-// file lacks it, the figure is 0.
+// percentile returns the figure that a limit restricts, such as the p99 TTFT, in ms. It also reports whether the file
+// has this figure. If not, the figure is 0.
 func percentile(m *bench.Measurement, l slo.Limit) (float64, bool) {
 	stats := map[slo.Metric]bench.Stats{slo.TTFT: m.TTFT, slo.TPOT: m.TPOT, slo.ITL: m.ITL, slo.E2E: m.E2E}[l.Metric]
 	value := map[float64]float64{50: stats.P50, 90: stats.P90, 95: stats.P95, 99: stats.P99, 99.9: stats.P999}[l.Percentile]
 	return value, value > 0
 }
 
-// probeOf returns a run as a probe. If all requests were sent at once, its rate is the throughput.
+// probeOf returns a run as a probe. If all requests were sent at once, the probe's rate is the throughput.
 func probeOf(found bench.VLLMRun, v slo.Verdict) trial.Probe {
 	p := trial.Probe{Rate: found.Measurement.Rate, Verdict: v, Measurement: found.Measurement, HitRate: -1, GPUTime: found.Measurement.Duration}
 	if !(p.Rate > 0) || math.IsInf(p.Rate, 0) {

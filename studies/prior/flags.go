@@ -15,8 +15,11 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// flagName writes the name of a flag as a study does. vLLM also accepts underscores.
-func flagName(name string) string {
+// nameIn writes the name of a flag or of a searched variable as a study does. vLLM also accepts flags with underscores.
+func nameIn(s *space.Space, name string) string {
+	if s.Parameter(name) != nil {
+		return name
+	}
 	return strings.ReplaceAll(strings.ToLower(strings.TrimLeft(name, "-")), "_", "-")
 }
 
@@ -25,7 +28,7 @@ func ParseSet(s *space.Space, pairs []string) (map[string]string, error) {
 	flags := map[string]string{}
 	for _, pair := range pairs {
 		name, value, ok := strings.Cut(pair, "=")
-		name = flagName(name)
+		name = nameIn(s, name)
 		switch {
 		case !ok || name == "" || value == "":
 			return nil, fmt.Errorf("%s: write it as --set max-num-seqs=128", pair)
@@ -38,8 +41,8 @@ func ParseSet(s *space.Space, pairs []string) (map[string]string, error) {
 	return flags, nil
 }
 
-// point makes a point of flags, given by name. If the study does not search a flag, the flag must have the value that
-// the study sets for all servers. The study must allow the point.
+// point makes a point from the values of flags by name. If the study does not search a flag, the flag must have the
+// value that the study sets for all servers. The study must allow the point.
 func (r *Reader) point(flags map[string]string) (space.Point, error) {
 	p := space.Point{}
 	var errs []error
@@ -55,10 +58,11 @@ func (r *Reader) point(flags map[string]string) (space.Point, error) {
 			value, err := parameter.Read(text)
 			errs = append(errs, err)
 			p[name] = value
-		case isFixed && !same(fixed, text):
-			errs = append(errs, fmt.Errorf("%s is %s in the source, but %s in the server.args of this study", name, text, fixed))
+		case isFixed && !equalValues(fixed, text):
+			errs = append(errs, fmt.Errorf("%s is %s in the source, but %s in the %s of this study", name, text, fixed, fixedIn(name)))
+		case !isFixed && text == space.Unset && space.IsVariable(name): // no server of this study has it
 		case !isFixed:
-			errs = append(errs, fmt.Errorf("%s=%s is not searched in this study; search it, or set it in server.args", name, text))
+			errs = append(errs, fmt.Errorf("%s=%s is not searched in this study; search it, or set it in %s", name, text, fixedIn(name)))
 		}
 	}
 	if err := errors.Join(errs...); err != nil {
@@ -67,11 +71,19 @@ func (r *Reader) point(flags map[string]string) (space.Point, error) {
 	if err := r.Space.Check(p); err != nil {
 		return p, err
 	}
-	return r.legal(p), nil
+	return r.round(p), nil
 }
 
-// legal rounds the values of a point as the study's sampler does: Optuna's 0.8799999999999999 becomes 0.88.
-func (r *Reader) legal(p space.Point) space.Point {
+// fixedIn returns the key of a study file that fixes a flag or variable for all trials.
+func fixedIn(name string) string {
+	if space.IsVariable(name) {
+		return "server.env"
+	}
+	return "server.args"
+}
+
+// round rounds the values of a point as the study's sampler does: Optuna's 0.8799999999999999 becomes 0.88.
+func (r *Reader) round(p space.Point) space.Point {
 	u, active := r.Space.Unit(p)
 	nearest := r.Space.Sample(u)
 	for i, parameter := range r.Space.Parameters() {
@@ -82,25 +94,27 @@ func (r *Reader) legal(p space.Point) space.Point {
 	return p
 }
 
-// same reports whether two values are equal, as texts or as numbers.
-func same(a, b string) bool {
+// equalValues reports whether two values are equal, as texts or as numbers.
+func equalValues(a, b string) bool {
 	x, errX := strconv.ParseFloat(a, 64)
 	y, errY := strconv.ParseFloat(b, 64)
 	return a == b || strings.EqualFold(a, b) || errX == nil && errY == nil && x == y
 }
 
-// withSet adds the user's flags from --set to the flags of a source. If both have a flag, the value of the source wins.
+// withSet adds the user's flags from --set to the flags of a source. If a flag is in --set and in the source, the value
+// of the source wins.
 func (r *Reader) withSet(flags map[string]string) map[string]string {
-	all := maps.Collect(maps.All(r.Set)) // never nil
+	all := maps.Collect(maps.All(r.Set)) // the map all is never nil
 	maps.Copy(all, flags)
 	return all
 }
 
-// known returns the words that are names of searched or fixed flags of the study, with their values.
-func (r *Reader) known(words map[string]string) map[string]string {
+// knownFlags returns the words that are names of flags, with their values. A flag counts if the study searches it or
+// fixes its value.
+func (r *Reader) knownFlags(words map[string]string) map[string]string {
 	flags := map[string]string{}
 	for word, value := range words {
-		name := flagName(word)
+		name := nameIn(r.Space, word)
 		_, isFixed := r.Space.Defaults[name]
 		if isFixed || r.Space.Parameter(name) != nil {
 			flags[name] = value

@@ -40,7 +40,7 @@ type figure struct {
 	value     float64
 	unit      string
 	low, high float64
-	optional  bool // the value 0 is allowed: it means that there is none
+	optional  bool // the value 0 is allowed: it means that there is no such figure
 }
 
 // problem says why a figure is implausible; "" if it is plausible. NaN is in no range.
@@ -60,9 +60,9 @@ var (
 	bounds   = []capacity.Bound{capacity.Exact, capacity.AtLeast, capacity.AtMost}
 )
 
-// implausible says why a result cannot have been measured, or cannot be stored; "" if nothing is wrong. A trial that
-// was not measured needs no capacity.
-func implausible(result trial.Result, probes []trial.Probe) string {
+// whyImplausible says why a result cannot have been measured, or cannot be stored; "" if nothing is wrong. A result
+// without a measurement needs no capacity.
+func whyImplausible(result trial.Result, probes []trial.Probe) string {
 	c := result.Capacity
 	isMeasured := result.Outcome == trial.Measured
 	switch {

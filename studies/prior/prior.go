@@ -33,7 +33,7 @@ type Reader struct {
 	ID    string            // ID of the study; "" if it has not begun
 
 	Set         map[string]string // values of searched flags, for files that do not have them
-	Defaults    bool              // a file without flags is of a server with none of the searched flags
+	Defaults    bool              // take a file without flags as the result of a server without any of the searched flags
 	AnyModel    bool              // also take results of models with another name
 	OptunaStudy string            // name of the study in an Optuna file; "" if there is only one
 }
@@ -41,8 +41,8 @@ type Reader struct {
 // A Source is a set of results that was read under one name: a file, several files together, or one world of a study.
 type Source struct {
 	Name  string // name for the user
-	Path  string // path; if several files were read together, one name for all of them
-	World int    // as in studies.Source
+	Path  string // path of the file or folder; if several files were read together, one name for all of them
+	World int    // number of the source's world; see studies.Source
 	Kind  Kind
 	Taken []studies.Trial
 	Left  []Left
@@ -70,9 +70,9 @@ func (s *Source) leave(from, format string, args ...any) {
 // oneLine puts all lines of a text on one line, such as the errors of an errors.Join.
 func oneLine(text string) string { return strings.Join(strings.Split(text, "\n"), "; ") }
 
-// take adds a trial of a point to the taken ones. If its result is implausible, take leaves it out.
+// take adds a trial of a point to the taken trials. If the result is implausible, take leaves the trial out.
 func (s *Source) take(r *Reader, from string, point space.Point, result trial.Result, probes []trial.Probe) {
-	if why := implausible(result, probes); why != "" {
+	if why := whyImplausible(result, probes); why != "" {
 		s.leave(from, "%s", why)
 		return
 	}
@@ -114,12 +114,12 @@ func reasons(left []Left) (all []Left) {
 }
 
 // Read reads all paths. It returns an error for a malformed file. Results that the study cannot use are left out, with
-// the reason in Source.Left. All results of vllm bench serve make one source. In it, all runs of one point, at several
-// rates, make one trial.
+// the reason in Source.Left. All results of vllm bench serve make one source. In this source, all runs of one point, at
+// several rates, make one trial.
 func (r *Reader) Read(paths []string) ([]Source, error) {
 	var all []Source
 	var benches, names []string
-	paths, err := once(paths)
+	paths, err := distinctPaths(paths)
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +152,7 @@ func (r *Reader) Read(paths []string) ([]Source, error) {
 	if len(benches) == 0 {
 		return all, nil
 	}
-	name, err := together(names)
+	name, err := jointName(names)
 	if err != nil {
 		return nil, err
 	}
@@ -161,11 +161,11 @@ func (r *Reader) Read(paths []string) ([]Source, error) {
 	return append(all, source), err
 }
 
-// once returns each path once. It leaves out a path that leads to the same file or folder as an earlier path.
-func once(paths []string) (all []string, err error) {
+// distinctPaths returns each path once. It leaves out a path that leads to the same file or folder as an earlier path.
+func distinctPaths(paths []string) (all []string, err error) {
 	seen := map[string]bool{}
 	for _, path := range paths {
-		path = filepath.Clean(path)
+		path = studies.ImportPath(filepath.Clean(path))
 		real, err := realPath(path)
 		if err != nil {
 			return nil, err
@@ -187,10 +187,10 @@ func realPath(path string) (string, error) {
 	return filepath.Abs(real)
 }
 
-// together returns one name for several paths, such as "runs/1.json and 2 more #3f2a9c1b". An import replaces earlier
-// priors of the same name. So the name ends with a hash of all real paths, which depends neither on their order nor on
-// the current folder.
-func together(paths []string) (string, error) {
+// jointName returns one name for several paths, such as "runs/1.json and 2 more #3f2a9c1b". An import replaces earlier
+// priors (trials from elsewhere) of the same name. So the name ends with a hash of all real paths, which depends
+// neither on their order nor on the current folder.
+func jointName(paths []string) (string, error) {
 	if len(paths) == 1 {
 		return paths[0], nil
 	}
@@ -223,7 +223,7 @@ func identify(path string) (kind Kind, files []string, err error) {
 	case info.Mode().IsRegular():
 		return identifyFile(path)
 	case !info.IsDir():
-		_, err := foreign.Open(path) // returns an error that says what the path is
+		_, err := foreign.Open(path) // Open returns an error that says what the path is
 		return "", nil, err
 	}
 	if _, err := os.Stat(filepath.Join(path, fence.SlotDir)); err == nil {
@@ -252,7 +252,7 @@ func identify(path string) (kind Kind, files []string, err error) {
 	case len(benches) > 0:
 		return vllmBench, benches, nil
 	}
-	return "", nil, fmt.Errorf("%s holds neither a %s of auto_tune.sh, nor a %s file of vllm bench serve --save-result, nor a study; give the folder or file that does",
+	return "", nil, fmt.Errorf("%s has no results; give a study, a %s of auto_tune.sh, a %s file of vllm bench serve --save-result, or a folder with such files",
 		path, resultFile, jsonFile)
 }
 

@@ -42,7 +42,7 @@ func reader(t testing.TB) *Reader {
 	}}}
 }
 
-// put writes files below a new directory.
+// put writes files below a new directory, and returns the directory.
 func put(t testing.TB, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -58,8 +58,8 @@ func put(t testing.TB, files map[string]string) string {
 	return dir
 }
 
-// taken lists the taken trials as "capacity bound point", and what was left out as "file: why".
-func taken(dir string, s Source) (got, left []string) {
+// listTaken lists the taken trials as "capacity bound point", and the results that were left out as "file: why".
+func listTaken(dir string, s Source) (got, left []string) {
 	for _, t := range s.Taken {
 		c := t.Result.Capacity
 		got = append(got, fmt.Sprintf("%g %s %s", c.Rate, c.Bound, t.Point))
@@ -100,7 +100,7 @@ func TestAutoTune(t *testing.T) {
 		"2026_03_01_10_30/vllm_log_gpu_memory_utilization_0.98.log.other": "",
 	})
 	s := readOne(t, reader(t), dir)
-	got, left := taken(dir, s)
+	got, left := listTaken(dir, s)
 	if want := []string{
 		"9.81 at least enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=128",
 		"8 at least enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=256",
@@ -108,7 +108,7 @@ func TestAutoTune(t *testing.T) {
 		t.Errorf("%s of %s gives %q, want %q", s.Name, s.Kind, got, want)
 	}
 	for i, want := range []string{
-		"result.txt:5: enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=512: no rate kept its limit, or the server did not start",
+		"result.txt:5: enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=512: no rate kept the limit, or the server did not start",
 		"result.txt:6: max-num-batched-tokens is 4096 in the source, but 2048 in the server.args of this study",
 		"result.txt:7: max-num-seqs=8 is below the range [16, 1024]",
 		"result.txt:8: enable-prefix-caching=true gpu-memory-utilization=0.97 max-num-seqs=64: the file has no throughput",
@@ -123,15 +123,15 @@ func TestAutoTune(t *testing.T) {
 		}
 	}
 
-	// Without the logs, the utilization is not known: result.txt does not have it.
+	// Without the logs, the memory utilization is not known, because result.txt does not have it.
 	alone := put(t, map[string]string{"result.txt": autoTuneResult})
 	s = readOne(t, reader(t), filepath.Join(alone, "result.txt"))
-	if got, _ := taken(alone, s); got[0] != "9.81 at least enable-prefix-caching=true max-num-seqs=128" || !strings.Contains(strings.Join(s.Notes, " "), "--set gpu-memory-utilization=0.95") {
+	if got, _ := listTaken(alone, s); got[0] != "9.81 at least enable-prefix-caching=true max-num-seqs=128" || !strings.Contains(strings.Join(s.Notes, " "), "--set gpu-memory-utilization=0.95") {
 		t.Errorf("without logs %q with the notes %q", got, s.Notes)
 	}
 	r := reader(t)
 	r.Set = map[string]string{"gpu-memory-utilization": "0.90"}
-	if got, _ := taken(alone, readOne(t, r, alone)); got[0] != "9.81 at least enable-prefix-caching=true gpu-memory-utilization=0.9 max-num-seqs=128" {
+	if got, _ := listTaken(alone, readOne(t, r, alone)); got[0] != "9.81 at least enable-prefix-caching=true gpu-memory-utilization=0.9 max-num-seqs=128" {
 		t.Errorf("with --set %q", got)
 	}
 }
@@ -143,8 +143,8 @@ func TestPointsAreWrittenAsTheSamplerWritesThem(t *testing.T) {
 	}
 }
 
-// result returns a result of vllm bench serve for 300 requests, without data of single requests. ttft and tpot are in
-// ms.
+// result returns a result of vllm bench serve for 300 requests, without data of single requests. The parameters ttft
+// and tpot are in ms.
 func result(rate any, ttft, tpot float64, more map[string]any) string {
 	fields := map[string]any{
 		"model_id": "my/model", "backend": "openai", "num_prompts": 300, "request_rate": rate, "burstiness": 1.0, "max_concurrency": nil,
@@ -175,7 +175,7 @@ func TestBenchRunsAreJoined(t *testing.T) {
 		"c/SERVE--max_num_seqs=64, attention-backend=FLASHINFER-/run=0.json": result(3, 300, 90, nil),
 	})
 	s := readOne(t, reader(t), dir)
-	got, left := taken(dir, s)
+	got, left := listTaken(dir, s)
 	if want := []string{
 		"3 at least enable-prefix-caching=true max-num-seqs=512",
 		"3 exact gpu-memory-utilization=0.95 max-num-seqs=256",
@@ -228,7 +228,7 @@ func TestUnusableBenchRuns(t *testing.T) {
 			c.change(r)
 		}
 		dir := put(t, map[string]string{"x.json": c.text})
-		got, left := taken(dir, readOne(t, r, filepath.Join(dir, "x.json")))
+		got, left := listTaken(dir, readOne(t, r, filepath.Join(dir, "x.json")))
 		if len(got) > 0 || len(left) != 1 || !strings.HasPrefix(left[0], "x.json: ") || !strings.Contains(left[0], c.want) {
 			t.Errorf("%s: taken %q and left %q, want %q", c.name, got, left, c.want)
 		}
@@ -242,13 +242,13 @@ func TestRealBenchRun(t *testing.T) {
 	r.SLO.Limits = []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: 100 * time.Millisecond}, {Metric: slo.TPOT, Percentile: 95, Max: 10 * time.Millisecond}}
 	path := "../../bench/testdata/vllm-0.32-openai.json"
 	s := readOne(t, r, path)
-	got, _ := taken("", s)
+	got, _ := listTaken("", s)
 	if !slices.Equal(got, []string{"4 at least "}) || s.Taken[0].Probes[0].Verdict.Checks[0].Each == "" {
 		t.Errorf("%q of %+v", got, s)
 	}
 	// This file cannot be used: it has 12 requests, and 2 of them failed.
 	path = "../../bench/testdata/vllm-0.14.1.json"
-	if _, left := taken("", readOne(t, r, path)); len(left) != 1 {
+	if _, left := listTaken("", readOne(t, r, path)); len(left) != 1 {
 		t.Errorf("of 12 requests, 2 of them failed: %q", left)
 	}
 }
@@ -258,13 +258,13 @@ func TestSeveralPathsAreOneSource(t *testing.T) {
 		"runs/1.json": result(1, 200, 40, map[string]any{"max_num_seqs": "128"}), "runs/2.json": result(2, 200, 90, map[string]any{"max_num_seqs": "128"}),
 	})
 	s := readOne(t, reader(t), filepath.Join(dir, "runs/1.json"), filepath.Join(dir, "runs/2.json"), filepath.Join(dir, "runs/1.json"))
-	if got, _ := taken(dir, s); !strings.HasPrefix(s.Name, "runs/1.json and 1 more #") || s.Path != s.Name || !slices.Equal(got, []string{"1 exact max-num-seqs=128"}) {
+	if got, _ := listTaken(dir, s); !strings.HasPrefix(s.Name, "runs/1.json and 1 more #") || s.Path != s.Name || !slices.Equal(got, []string{"1 exact max-num-seqs=128"}) {
 		t.Errorf("%s: %q", s.Name, got)
 	}
 }
 
-// An import replaces the priors of the same name. So the same set of files must always get the same name, and any other
-// set another name.
+// An import replaces the priors (trials from elsewhere) of the same name. So the same set of files must always get the
+// same name, and each other set must get another name.
 func TestEachSetOfFilesHasItsOwnName(t *testing.T) {
 	files := map[string]string{}
 	for _, name := range []string{"a/1.json", "a/2.json", "a/4.json", "b/1.json", "b/2.json", "x/a/1.json", "x/a/2.json"} {
@@ -296,7 +296,7 @@ func TestMalformedFiles(t *testing.T) {
 		{"empty.txt", "empty.txt:1: the file is empty"},
 		{"broken.json", "broken.json:3: invalid character '}'"},
 		{"short.json", "short.json:3: unexpected EOF"},
-		{"nothing", "holds neither a result.txt of auto_tune.sh, nor a .json file of vllm bench serve --save-result, nor a study"},
+		{"nothing", "has no results; give a study, a result.txt of auto_tune.sh, a .json file of vllm bench serve --save-result, or a folder with such files"},
 		{"none", "no such file"},
 	} {
 		if all, err := reader(t).Read([]string{filepath.Join(dir, c.path)}); err == nil || !strings.Contains(err.Error(), c.want) {
@@ -305,7 +305,7 @@ func TestMalformedFiles(t *testing.T) {
 	}
 }
 
-// An implausible result is left out when it is read. The reason says in which file it is, and shortens long numbers.
+// An implausible result is left out when it is read. The printed reason names the file, and shortens long numbers.
 func TestImplausibleResults(t *testing.T) {
 	many := strings.Repeat("9", 300)
 	dir := put(t, map[string]string{
@@ -315,7 +315,7 @@ func TestImplausibleResults(t *testing.T) {
 			"max_num_seqs: 128, max_num_batched_tokens: 2048, request_rate: 9, e2el: 450.5, throughput: 9.81, goodput: 9.7\n",
 		"long.txt": "max_num_seqs: 128, max_num_batched_tokens: 2048, request_rate: " + many + many + ", e2el: 450.5, throughput: 9.81, goodput: 9.7\n",
 	})
-	study := old()
+	study := oldStudy()
 	study.Trials[0].Result.Capacity.Rate = 1e300
 	study.Trials[1].Result.Capacity.Rate = 1e-300
 	study.Trials[2].Result.Capacity.High = -1
@@ -329,7 +329,7 @@ func TestImplausibleResults(t *testing.T) {
 		},
 		file: {"old.db, trial 0: its capacity is 1e+300 requests", "old.db, trial 1: its capacity is 1e-300 requests", "old.db, trial 2: its value 0 is not a rate"},
 	} {
-		got, left := taken(filepath.Dir(path), readOne(t, r, path))
+		got, left := listTaken(filepath.Dir(path), readOne(t, r, path))
 		if path != file && len(got) != 1 {
 			t.Errorf("%s: taken %q, want only the plausible result", path, got)
 		}
@@ -355,11 +355,11 @@ func TestImplausibleFigures(t *testing.T) {
 		p.Verdict.Checks = []slo.Check{{Limit: "p99 TTFT", ValueMS: 50}}
 		return trial.Result{Outcome: trial.Measured, Capacity: c}, p
 	}
-	if result, p := one(); implausible(result, []trial.Probe{p}) != "" {
-		t.Fatalf("the result is implausible without a change: %s", implausible(result, []trial.Probe{p}))
+	if result, p := one(); whyImplausible(result, []trial.Probe{p}) != "" {
+		t.Fatalf("the result is implausible without a change: %s", whyImplausible(result, []trial.Probe{p}))
 	}
 	for _, outcome := range []trial.Outcome{trial.Infeasible, trial.Dropped, trial.Unknown} {
-		if why := implausible(trial.Result{Outcome: outcome}, nil); why != "" {
+		if why := whyImplausible(trial.Result{Outcome: outcome}, nil); why != "" {
 			t.Errorf("the outcome %s is implausible: %s", outcome, why)
 		}
 	}
@@ -395,7 +395,7 @@ func TestImplausibleFigures(t *testing.T) {
 	} {
 		result, p := one()
 		c.change(&result, &p)
-		if why := implausible(result, []trial.Probe{p}); !strings.Contains(why, c.want) {
+		if why := whyImplausible(result, []trial.Probe{p}); !strings.Contains(why, c.want) {
 			t.Errorf("%s: %q, want %q", c.name, why, c.want)
 		}
 	}
@@ -413,22 +413,22 @@ func TestOptunaFiguresArePlausible(t *testing.T) {
 		{"a negative end of the interval", `lowest_rps='-5'`, "old.db, trial 0: its capacity, or a bound of it, is -5 requests"},
 	} {
 		key, value, _ := strings.Cut(c.add, "=")
-		path := exported(t, old(), fmt.Sprintf(`UPDATE trial_user_attributes SET value_json=%s WHERE trial_id=1 AND "key"='%s'`, value, key))
-		got, left := taken(filepath.Dir(path), readOne(t, reader(t), path))
+		path := exported(t, oldStudy(), fmt.Sprintf(`UPDATE trial_user_attributes SET value_json=%s WHERE trial_id=1 AND "key"='%s'`, value, key))
+		got, left := listTaken(filepath.Dir(path), readOne(t, reader(t), path))
 		if len(got) != 4 || !strings.HasPrefix(left[0], c.want) {
 			t.Errorf("%s: taken %q, left %q; want %q", c.name, got, left, c.want)
 		}
 	}
 	// The user's own attributes may have the same names as the tuner's. They are ignored.
-	path := exported(t, old(), addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES
+	path := exported(t, oldStudy(), addedTrial+`; INSERT INTO trial_user_attributes (trial_id, "key", value_json) VALUES
 		(99, 'std_err', 'NaN'), (99, 'outcome', '"ok"'), (99, 'bound', '"upper"'), (99, 'in_flight', '-1'), (99, 'highest_rps', '1e308')`)
-	if got, left := taken("", readOne(t, reader(t), path)); !slices.Contains(got, "3.5 at least gpu-memory-utilization=0.95") {
+	if got, left := listTaken("", readOne(t, reader(t), path)); !slices.Contains(got, "3.5 at least gpu-memory-utilization=0.95") {
 		t.Errorf("taken %q, left %q", got, left)
 	}
 }
 
-// old returns another study of the tuner, with trials of all outcomes.
-func old() studies.Study {
+// oldStudy returns another study of the tuner, with trials of all outcomes.
+func oldStudy() studies.Study {
 	trials := []studies.Trial{
 		{Origin: studies.Default, Point: space.Point{}, Args: []string{"--max-num-seqs", "99"}, Result: trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{
 			Rate: 2.1, Low: 2, High: 2.4, Bound: capacity.Exact, Binding: "p99 TPOT"}}},
@@ -455,9 +455,9 @@ var oldParameters = []space.Parameter{{Name: "gpu-memory-utilization", Kind: spa
 
 // An export to Optuna can be read back unchanged.
 func TestOptunaRoundTrip(t *testing.T) {
-	path := exported(t, old(), "")
+	path := exported(t, oldStudy(), "")
 	s := readOne(t, reader(t), path)
-	got, left := taken(path, s)
+	got, left := listTaken(path, s)
 	if want := []string{"2.1 exact ", "3 at least gpu-memory-utilization=0.9", "0.5 at most gpu-memory-utilization=0.91", "0  gpu-memory-utilization=0.98", "0  gpu-memory-utilization=0.92"}; !slices.Equal(got, want) {
 		t.Errorf("taken %q, want %q", got, want)
 	}
@@ -467,8 +467,8 @@ func TestOptunaRoundTrip(t *testing.T) {
 		}
 	}
 	for i, one := range s.Taken {
-		was := old().Trials[i].Result
-		if one.Result.Outcome != was.Outcome || one.Result.Class != was.Class || one.Result.Capacity.High != was.Capacity.High || one.Met() != old().Trials[i].Met() {
+		was := oldStudy().Trials[i].Result
+		if one.Result.Outcome != was.Outcome || one.Result.Class != was.Class || one.Result.Capacity.High != was.Capacity.High || one.Met() != oldStudy().Trials[i].Met() {
 			t.Errorf("trial %d came back as %+v, was %+v", i, one.Result, was)
 		}
 	}
@@ -490,7 +490,7 @@ func TestAnotherStudy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, one := range old().Trials {
+	for _, one := range oldStudy().Trials {
 		if err := store.Begin(one); err != nil {
 			t.Fatal(err)
 		}
@@ -504,7 +504,7 @@ func TestAnotherStudy(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := readOne(t, reader(t), dir)
-	got, left := taken(dir, s)
+	got, left := listTaken(dir, s)
 	// If the old study fixed a flag and this study searches it, the flag is part of the point.
 	if want := []string{"2.1 exact max-num-seqs=99", "3 at least enable-prefix-caching=false gpu-memory-utilization=0.9", "0.5 at most gpu-memory-utilization=0.91",
 		"0  gpu-memory-utilization=0.98", "0  gpu-memory-utilization=0.92"}; s.Kind != tunerStudy || !slices.Equal(got, want) || len(left) != 3 {
@@ -515,13 +515,45 @@ func TestAnotherStudy(t *testing.T) {
 	}
 	r := reader(t)
 	r.World["model"] = "other"
-	if got, left := taken(dir, readOne(t, r, dir)); len(got) > 0 || !strings.Contains(left[0], "its model is my/model, but this study's is other") {
+	if got, left := listTaken(dir, readOne(t, r, dir)); len(got) > 0 || !strings.Contains(left[0], "its model is my/model, but this study's is other") {
 		t.Errorf("with another model: taken %q, left %q", got, left)
 	}
 }
 
-// drifted writes a study with two trials in its first world, one in the second, and none in the third.
-func drifted(t *testing.T) (dir string, study studies.Study) {
+// A variable of another study may be searched in this study, fixed in this study, or not set in either study.
+func TestVariablesOfAnotherStudy(t *testing.T) {
+	r := reader(t)
+	parameters := append(r.Space.Parameters(), space.Parameter{Name: "VLLM_BACKEND", Kind: space.Categorical, Choices: []string{space.Unset, "A", "B"}})
+	var err error
+	if r.Space, err = space.New(parameters, nil, nil, map[string]string{"NCCL_ALGO": "Ring"}); err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		point space.Point
+		asked map[string]string
+		want  string // "" means that the point is refused
+	}{
+		{space.Point{"VLLM_BACKEND": "B"}, nil, "VLLM_BACKEND=B"},
+		{space.Point{}, map[string]string{"server env VLLM_BACKEND": "A"}, "VLLM_BACKEND=A"},
+		{space.Point{"VLLM_BACKEND": "B", "NCCL_ALGO": "Ring"}, nil, "VLLM_BACKEND=B"},
+		{space.Point{"VLLM_BACKEND": "B", "NCCL_ALGO": "Tree"}, nil, ""},
+		{space.Point{"VLLM_BACKEND": "B", "OMP_NUM_THREADS": space.Unset}, nil, "VLLM_BACKEND=B"},
+		{space.Point{"VLLM_BACKEND": "B", "OMP_NUM_THREADS": "4"}, nil, ""},
+		{space.Point{"VLLM_BACKEND": "C"}, nil, ""},
+	} {
+		got, err := r.point(r.flagsOf(studies.Trial{Point: test.point}, test.asked))
+		if (err != nil) != (test.want == "") || err == nil && got.String() != test.want {
+			t.Errorf("%s with %v: %s, %v, want %q", test.point, test.asked, got, err, test.want)
+		}
+	}
+	if set, err := ParseSet(r.Space, []string{"VLLM_BACKEND=A", "MAX_NUM_SEQS=64"}); err != nil || set["VLLM_BACKEND"] != "A" || set["max-num-seqs"] != "64" {
+		t.Errorf("ParseSet = %v, %v", set, err)
+	}
+}
+
+// driftedStudy writes a study with two trials in its first world, one in its second, and none in its third. Trials of
+// different worlds cannot be compared.
+func driftedStudy(t *testing.T) (dir string, study studies.Study) {
 	t.Helper()
 	dir = filepath.Join(t.TempDir(), "old")
 	begin := func(args string, trials ...studies.Trial) {
@@ -560,7 +592,7 @@ func drifted(t *testing.T) (dir string, study studies.Study) {
 // Each world of a study becomes a source of its own, because the search compares all trials of a source. The same holds
 // for the worlds of a study in an Optuna file.
 func TestEachWorldIsASource(t *testing.T) {
-	dir, study := drifted(t)
+	dir, study := driftedStudy(t)
 	file := filepath.Join(t.TempDir(), "old.db")
 	if err := optuna.Write(file, study, study.Each(), []space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 16, Max: 1024, Log: true}}); err != nil {
 		t.Fatal(err)
@@ -569,7 +601,7 @@ func TestEachWorldIsASource(t *testing.T) {
 	r.World["server args"] = "--max-model-len 2048"
 	for _, c := range []struct {
 		path         string
-		newer, older []string // notes
+		newer, older []string // notes of the newer and the older source
 	}{
 		{dir, []string{
 			"later, before trial 3, this changed: server args: --max-model-len 4096 → --max-model-len 8192",
@@ -581,8 +613,8 @@ func TestEachWorldIsASource(t *testing.T) {
 		if err != nil || len(all) != 2 {
 			t.Fatalf("%s: Read = %+v, %v; want two sources", c.path, all, err)
 		}
-		newer, _ := taken(dir, all[0])
-		older, _ := taken(dir, all[1])
+		newer, _ := listTaken(dir, all[0])
+		older, _ := listTaken(dir, all[1])
 		if !slices.Equal(newer, []string{"2.99 at least "}) || !slices.Equal(older, []string{"60 at least ", "70 at least max-num-seqs=64"}) {
 			t.Errorf("%s: the newer world has %q, the older %q", c.path, newer, older)
 		}
@@ -598,9 +630,9 @@ func TestEachWorldIsASource(t *testing.T) {
 // An Optuna file that the tuner exported is treated like another study: its world is compared with the world of this
 // study. The world of a file that Optuna made is not known, even if the file has attributes of the same names.
 func TestAnExportedOptunaFile(t *testing.T) {
-	ours := old()
+	ours := oldStudy()
 	ours.ID, ours.World = "a1", map[string]string{"model": "my/model", "slo": "p99 TTFT <= 500 ms", "server args": "--max-model-len 2048"}
-	others := old()
+	others := oldStudy()
 	others.World = map[string]string{"model": "other"}
 	for _, c := range []struct {
 		name  string
@@ -609,7 +641,7 @@ func TestAnExportedOptunaFile(t *testing.T) {
 		r     Reader
 		taken int
 		note  string
-		want  string // the reason to leave it out, or the error
+		want  string // the reason why something is left out, or the error
 	}{
 		{"another study is taken", ours, "", Reader{ID: "b2"}, 5, `its slo is "p99 TTFT <= 500 ms", but this study's is ""`, ""},
 		{"a study that has not begun takes it", ours, "", Reader{}, 5, `its server args is "--max-model-len 2048", but this study's is ""`, ""},
@@ -632,7 +664,7 @@ func TestAnExportedOptunaFile(t *testing.T) {
 			}
 			continue
 		}
-		got, left := taken(path, all[0])
+		got, left := listTaken(path, all[0])
 		if len(all) != 1 || len(got) != c.taken || c.taken == 0 && (len(left) != 1 || !strings.Contains(left[0], c.want)) {
 			t.Errorf("%s: %d sources, taken %q, left %q; want %d and %q", c.name, len(all), got, left, c.taken, c.want)
 		}
@@ -724,6 +756,15 @@ func TestOnlyRegularFilesAreRead(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), ", not a regular file") {
 			t.Errorf("Read(%s) = %v, %v; want an error that it is no regular file", path, all, err)
 		}
+	}
+}
+
+// A folder with the name of the simulator gives no predictions.
+func TestAFolderCalledTheSimulator(t *testing.T) {
+	t.Chdir(put(t, map[string]string{"the simulator/result.txt": autoTuneResult}))
+	s := readOne(t, reader(t), "the simulator")
+	if s.Path != "./the simulator" || s.Name != s.Path || len(s.Taken) == 0 || s.Taken[0].Predicted() {
+		t.Errorf("the source is %+v, want ./the simulator", s)
 	}
 }
 

@@ -14,13 +14,14 @@ import (
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
 	"vllmtuner/tuner/space"
+	"vllmtuner/tuner/studyfile"
 )
 
 // A world is one of the worlds of another study.
 type world struct {
 	number int               // counted from 1
 	asked  map[string]string // what studies.Study.World was in this world; nil if that is not known
-	notes  []string          // notes on its trials
+	notes  []string          // notes on the trials of this world
 	take   func(*Source)     // takes its trials
 }
 
@@ -64,14 +65,14 @@ func itself(path string) error {
 	return fmt.Errorf("%s is this study itself, or a copy of it; give another study", path)
 }
 
-// worldsOf returns the worlds of a study that have trials. If the study has only one world, worldsOf returns it in any
-// case.
+// worldsOf returns the worlds of a study that have trials. If the study has only one world, worldsOf returns it even
+// without trials.
 func (r *Reader) worldsOf(study studies.Study) (all []world) {
 	worlds, asked := study.Worlds(), study.Asked()
 	next := 0 // number of the first trial of the next world
 	for i, trials := range worlds {
 		next += len(trials)
-		w := world{number: i + 1, asked: maps.Collect(maps.All(asked[i])), take: func(s *Source) { r.takeTrials(s, trials) }}
+		w := world{number: i + 1, asked: maps.Collect(maps.All(asked[i])), take: func(s *Source) { r.takeTrials(s, trials, asked[i]) }}
 		if i+1 < len(worlds) {
 			changes := oneLine(study.ChangesBefore(next).String())
 			w.notes = []string{fmt.Sprintf("later, before trial %d, this changed: %s", next, changes)}
@@ -83,15 +84,15 @@ func (r *Reader) worldsOf(study studies.Study) (all []world) {
 	return all
 }
 
-// takeTrials takes the trials of one world of another study.
-func (r *Reader) takeTrials(s *Source, trials []studies.Trial) {
+// takeTrials takes the trials of one world of another study. The worldFacts are the facts of that world.
+func (r *Reader) takeTrials(s *Source, trials []studies.Trial, worldFacts map[string]string) {
 	for _, t := range trials {
 		from := fmt.Sprintf("%s, trial %d", s.Path, t.Number)
 		if t.State != studies.Done || t.Result.Outcome == trial.Unknown {
 			s.leave(from, "it has no result")
 			continue
 		}
-		point, err := r.point(r.flagsOf(t))
+		point, err := r.point(r.flagsOf(t, worldFacts))
 		if err != nil {
 			s.leave(from, "%v", err)
 			continue
@@ -107,23 +108,29 @@ func otherModel(is, want string) string {
 
 // compare adds a note for each fact that differs between a world of another study and this study. If the facts of that
 // world are not known, it adds none.
-func (r *Reader) compare(s *Source, asked map[string]string) {
-	if asked == nil {
+func (r *Reader) compare(s *Source, worldFacts map[string]string) {
+	if worldFacts == nil {
 		return
 	}
 	for _, key := range []string{"slo", "workload", "dataset sha256", "server args", "server simulate", "server command"} {
-		if is, want := asked[key], r.World[key]; is != want {
+		if is, want := worldFacts[key], r.World[key]; is != want {
 			s.note("its %s is %q, but this study's is %q", key, is, want)
 		}
 	}
 }
 
-// flagsOf returns the flags of a trial of another study: all flags that the other study searched, and its
-// fixed flags if this study searches them.
-func (r *Reader) flagsOf(t studies.Trial) map[string]string {
+// flagsOf returns flags and variables of another study's trial. It returns all flags that the other study searched. It
+// also returns the flags that the other study fixed, if this study searches them. The worldFacts are the facts of the
+// trial's world.
+func (r *Reader) flagsOf(t studies.Trial, worldFacts map[string]string) map[string]string {
 	flags := map[string]string{}
 	for name, value := range space.FlagValues(t.Args) {
 		if r.Space.Parameter(name) != nil {
+			flags[name] = value
+		}
+	}
+	for _, name := range r.Space.Variables() {
+		if value, fixed := worldFacts[studyfile.EnvKey+name]; fixed && !strings.Contains(value, "${") {
 			flags[name] = value
 		}
 	}
@@ -131,21 +138,20 @@ func (r *Reader) flagsOf(t studies.Trial) map[string]string {
 	return flags
 }
 
-// readOptuna reads a study of an Optuna file. A file that the tuner exported may have several
-// worlds.
+// readOptuna reads a study of an Optuna file. A study that the tuner exported may have several worlds.
 func (r *Reader) readOptuna(path string) ([]Source, error) {
 	all, err := optuna.Read(path)
 	if err != nil {
 		return nil, err
 	}
-	study, err := r.chosen(path, all)
+	study, err := r.chooseStudy(path, all)
 	if err != nil {
 		return nil, err
 	}
 	if !slices.Equal(study.Directions, []string{"MAXIMIZE"}) {
 		return nil, fmt.Errorf("%s: study %s has the directions %s; only a study that maximises one objective, the requests per second within the SLO, can be imported", path, study.Name, strings.Join(study.Directions, ", "))
 	}
-	id := "" // of the tuner's study that was exported; "" if Optuna made the study
+	id := "" // ID of the tuner's study that was exported; "" if Optuna made the study
 	attribute(study.User, "tuner_study_id", &id)
 	trials := study.Trials
 	if id != "" && id == r.ID {
@@ -154,9 +160,9 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 		}
 	}
 	best := newestWorld(study.Trials)
-	of := map[int][]*optuna.Trial{} // trials by world
+	of := map[int][]*optuna.Trial{} // the trials by the number of their world
 	for _, t := range trials {
-		number := best // a trial that Optuna added has no world; it belongs to the newest one, which Optuna compares
+		number := best // a trial that Optuna added names no world; such a trial belongs to the newest world, whose trials Optuna compares
 		attribute(t.User, "world", &number)
 		of[number] = append(of[number], t)
 	}
@@ -166,7 +172,7 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	var worlds []world
 	for _, number := range slices.Sorted(maps.Keys(of)) {
 		w := world{number: number, take: func(s *Source) { r.takeOptuna(s, of[number]) }}
-		if id != "" { // else another program wrote the attributes
+		if id != "" { // without the ID, another program wrote the attributes
 			w.asked = askedIn(study, number)
 		}
 		if number != best {
@@ -180,8 +186,8 @@ func (r *Reader) readOptuna(path string) ([]Source, error) {
 	return r.sources(path, optunaFile, worlds), nil
 }
 
-// askedIn returns studies.Study.World as it was in a world, counted from 1; nil if the file does not say. A file
-// without a list of worlds has only the current one.
+// askedIn returns studies.Study.World as it was in the world of this number, counted from 1. It returns nil if the file
+// does not say. A file without a list of worlds has only the current world.
 func askedIn(study *optuna.Study, number int) (present map[string]string) {
 	var worlds []map[string]string
 	attribute(study.User, "world", &present)
@@ -218,7 +224,7 @@ func (r *Reader) takeOptuna(s *Source, trials []*optuna.Trial) {
 		}
 		flags := map[string]string{}
 		for name, value := range t.Params {
-			flags[flagName(name)] = value
+			flags[nameIn(r.Space, name)] = value
 		}
 		point, err := r.point(flags)
 		switch {
@@ -236,8 +242,8 @@ func (r *Reader) takeOptuna(s *Source, trials []*optuna.Trial) {
 	}
 }
 
-// chosen returns the study that the user named, or the only one in the file.
-func (r *Reader) chosen(path string, all []*optuna.Study) (*optuna.Study, error) {
+// chooseStudy returns the study that the user named, or the only one in the file.
+func (r *Reader) chooseStudy(path string, all []*optuna.Study) (*optuna.Study, error) {
 	var names []string
 	for _, study := range all {
 		if study.Name == r.OptunaStudy || r.OptunaStudy == "" && len(all) == 1 {
@@ -257,7 +263,7 @@ func (r *Reader) chosen(path string, all []*optuna.Study) (*optuna.Study, error)
 // resultOf returns the result of an Optuna trial, or why it has none. If the tuner exported the trial, attributes have
 // more of the result.
 func resultOf(t optuna.Trial) (result trial.Result, why string) {
-	if !byUs(&t) { // attributes of the same names are then the user's own
+	if !byUs(&t) { // then attributes of the same names are the user's own
 		t.User = nil
 	}
 	attribute(t.User, "outcome", &result.Outcome)
@@ -317,7 +323,8 @@ func figures(t optuna.Trial, c *capacity.Capacity) (why string) {
 	return ""
 }
 
-// attribute reads a user attribute. If it is missing or has another type, *to stays as it is.
+// attribute reads a user attribute into the variable *to. If the attribute is missing or has another type, the variable
+// keeps its value.
 func attribute[T any](of map[string]json.RawMessage, key string, to *T) {
 	var value T
 	if raw, ok := of[key]; ok && json.Unmarshal(raw, &value) == nil {

@@ -3,8 +3,9 @@ package report
 import (
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"strings"
-	"time"
 
 	"github.com/samber/lo"
 
@@ -28,14 +29,63 @@ func BestShell(w io.Writer, study studies.Study) error {
 	return l.Flush(w)
 }
 
-// BestYAML writes the winning args as YAML, to append to the args of a container in a Deployment. YAML comments hold
-// the evidence.
+// BestEnv writes the winner's environment variables in one line, quoted for a POSIX shell. Variables that the winner
+// keeps out of the environment come first, as -u NAME. The line is empty if the winner has none of either kind. It is for env(1): eval "env $(tuner best --env STUDY) vllm serve MODEL $(tuner best --shell STUDY)".
+func BestEnv(w io.Writer, study studies.Study) error {
+	best, ok := Best(study)
+	if !ok {
+		return ErrNothingMet
+	}
+	var l lines
+	words := lo.Map(unset(best.Trial), func(name string, _ int) string { return "-u " + name })
+	l.Line("%s", strings.Join(append(words, assignments(best.Trial)...), " "))
+	return l.Flush(w)
+}
+
+// assignments returns a NAME=value word for each environment variable of a trial, quoted for a POSIX shell.
+func assignments(t studies.Trial) []string {
+	env := t.Point.Env()
+	return lo.Map(slices.Sorted(maps.Keys(env)), func(name string, _ int) string { return name + "=" + space.ShellWord(env[name]) })
+}
+
+// unset returns the variables that a trial keeps out of the server's environment by choice.
+func unset(t studies.Trial) (names []string) {
+	for name, value := range t.Point {
+		if space.IsVariable(name) && value == space.Unset {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// A container is the part of a Kubernetes container that the winner decides.
+type container struct {
+	Args []string   `json:"args"`
+	Env  []variable `json:"env,omitempty"`
+}
+
+type variable struct {
+	Name  string `json:"name"`
+	Value string `json:"value"`
+}
+
+func containerOf(t studies.Trial) container {
+	c, env := container{Args: append([]string{}, t.Args...)}, t.Point.Env()
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		c.Env = append(c.Env, variable{name, env[name]})
+	}
+	return c
+}
+
+// BestYAML writes the winning args and environment variables as YAML, for a container in a Deployment. YAML comments
+// hold the evidence.
 func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	best, ok := Best(study)
 	if !ok {
 		return ErrNothingMet
 	}
-	list, err := foreign.YAML(map[string][]string{"args": append([]string{}, best.Trial.Args...)})
+	list, err := foreign.YAML(containerOf(best.Trial))
 	if err != nil {
 		return fmt.Errorf("write the args as YAML: %w", err)
 	}
@@ -55,8 +105,14 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	if trust := trustText(best); trust != "" {
 		l.Line("# %s", trust)
 	}
+	for _, line := range o.Insight.texts() {
+		l.Line("# %s: %s", line.name, line.text)
+	}
 	for _, note := range Outdated(study, best) {
 		l.Line("# note: %s", note)
+	}
+	if names := unset(best.Trial); len(names) > 0 {
+		l.Line("# not set: %s", strings.Join(names, ", "))
 	}
 	l.Line("%s", strings.TrimSuffix(string(list), "\n"))
 	return l.Flush(w)
@@ -74,5 +130,3 @@ func flagLines(args []string) []string {
 	}
 	return all
 }
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -2,6 +2,7 @@ package report
 
 import (
 	"bytes"
+	"io"
 	"os/exec"
 	"slices"
 	"strings"
@@ -23,7 +24,7 @@ var awkward = []string{
 }
 
 func TestShellReadsBackWhatWasWritten(t *testing.T) {
-	study := of(studies.Done, "", with(exact(2), studies.Default, awkward...))
+	study := studyOf(studies.Done, "", withArgs(exact(2), studies.Default, awkward...))
 	var line bytes.Buffer
 	if err := BestShell(&line, study); err != nil {
 		t.Fatal(err)
@@ -61,7 +62,7 @@ func checkYAML(t *testing.T, word string) {
 	t.Helper()
 	var text bytes.Buffer
 	want := []string{"--flag", word, "--last"}
-	if err := BestYAML(&text, of(studies.Done, "", with(exact(2), studies.Default, want...)), Options{}); err != nil {
+	if err := BestYAML(&text, studyOf(studies.Done, "", withArgs(exact(2), studies.Default, want...)), Options{}); err != nil {
 		if !strings.ContainsFunc(word, unprintable) {
 			t.Errorf("%q: %v", word, err)
 		}
@@ -93,5 +94,31 @@ func TestFlagLines(t *testing.T) {
 				t.Errorf("flagLines(%q) = %q, want %q", c.args, got, c.want)
 			}
 		})
+	}
+}
+
+// The environment is printed apart from the args, in a form for a shell and in one for Kubernetes.
+func TestTheEnvironmentOfTheBest(t *testing.T) {
+	best := withArgs(exact(2), studies.Default, "--max-num-seqs", "8")
+	best.Point = map[string]string{"NCCL_ALGO": "Ring,Tree", "LD_PRELOAD": "/a b.so", "VLLM_X": "unset", "OMP_NUM_THREADS": "1", "max-num-seqs": "8"}
+	study := studyOf(studies.Done, "", best)
+	for _, test := range []struct {
+		write func(w io.Writer) error
+		want  string
+	}{
+		{func(w io.Writer) error { return BestEnv(w, study) }, "-u VLLM_X LD_PRELOAD='/a b.so' NCCL_ALGO=Ring,Tree OMP_NUM_THREADS=1\n"},
+		{func(w io.Writer) error { return BestShell(w, study) }, "--max-num-seqs 8\n"},
+		{func(w io.Writer) error { return BestYAML(w, study, Options{}) }, "# not set: VLLM_X\nargs:\n- --max-num-seqs\n- \"8\"\nenv:\n- name: LD_PRELOAD\n  value: /a b.so\n"},
+		{func(w io.Writer) error { return BestText(w, study, Options{}) }, "--max-num-seqs 8\n\nenvironment:\nLD_PRELOAD='/a b.so'\nNCCL_ALGO=Ring,Tree\nOMP_NUM_THREADS=1\n(not set: VLLM_X)\n\n"},
+		{func(w io.Writer) error { return BestJSON(w, study, Options{}) }, `"env": {
+      "LD_PRELOAD": "/a b.so",
+      "NCCL_ALGO": "Ring,Tree",
+      "OMP_NUM_THREADS": "1"
+    }`},
+	} {
+		var out strings.Builder
+		if err := test.write(&out); err != nil || !strings.Contains(out.String(), test.want) {
+			t.Errorf("%v\n%swant\n%s", err, out.String(), test.want)
+		}
 	}
 }

@@ -2,7 +2,6 @@ package report
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/samber/lo"
 
+	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
@@ -20,7 +20,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// ErrNothingMet is returned by BestShell and BestYAML when no trial has met the SLO.
+// ErrNothingMet is returned by BestShell, BestEnv and BestYAML when no trial has met the SLO.
 var ErrNothingMet = errors.New("no trial has met the SLO")
 
 // Unmet says why a study has no winner: no trial has met the SLO, or none is finished yet.
@@ -37,25 +37,27 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 	l := lines{render.Text{Width: o.Width}}
 	s := Summarize(study, o)
 	if best, ok := Best(study); ok {
-		l.best(best, study.State, o)
-		l.cached(study, best.Trial)
-		l.outdated(study, best)
+		l.addBest(best, study.State, o)
+		l.addInsight(o.Insight)
+		l.addCache(study, best.Trial)
+		l.addOutdated(study, best)
 	} else {
-		for _, remedy := range l.nothingMet(study) { // a failed study's note ends with the same remedy, which must not be printed twice
-			study.Note = strings.TrimSuffix(study.Note, "; "+remedy)
+		if slices.Contains(l.nothingMet(study), study.Remedy) { // the remedy must not be printed twice
+			study.Remedy = ""
 		}
 	}
 	l.Item("study", "%s, %s", study.Name, stateText(study, s))
 	l.Item("trials", "%s", countsText(s))
-	l.dropped(study)
-	l.priors(study)
-	l.restored(study)
-	l.Item("GPU time", "%s%s", render.Span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
+	l.addDropped(study)
+	l.addPriors(study)
+	l.addRestored(study)
+	l.addGPUTime(study.Spent, s)
+	l.addFront(study)
 	return l.Flush(w)
 }
 
-// best adds the winner with its evidence.
-func (l *lines) best(b Winner, state studies.State, o Options) {
+// addBest adds the winner (the best trial) with its evidence.
+func (l *lines) addBest(b Winner, state studies.State, o Options) {
 	t, c := b.Trial, b.Trial.Result.Capacity
 	l.Paragraph(headline(b, state), "")
 	l.Line("")
@@ -65,19 +67,21 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	if len(t.Args) == 0 {
 		l.Line("(no args: the server's default)")
 	}
+	l.addEnvironment(t)
 	l.Line("")
 	l.Item("capacity", "%s", capacityText(c, t.Result.Facts.Simulated))
 	if c.StdErr > 0 {
 		l.Item("", "%s", bracketText(c))
 	}
-	l.known("note", c.Doubt)
+	l.addUnlessEmpty("note", c.Doubt)
+	l.addUnlessEmpty("per GPU", b.perGPUText())
 	l.Item("in flight", "%s requests at capacity", render.Number(c.InFlight))
 	if c.Binding != "" {
 		l.Item("limit", "%s breaks first", c.Binding)
 	}
 	advice, advised := o.advice(t)
 	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass && p.Verdict.ClientLimited == "" }
-	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.At != c.Low { // an advice for the rate c.Low shows these values already
+	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.ProbeRate != c.Low { // an advice for the rate c.Low already shows the values of this probe
 		l.Item("", "at %s req/s: %s", render.Number(c.Low), trial.MeasuredText(trial.MeasuredLimits(t.Probes[i].Verdict)))
 	}
 	if advised {
@@ -85,9 +89,9 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	}
 	l.Item("gain", "%s", gainText(b))
 	if b.Gain != nil {
-		l.known("", b.Gain.Why)
+		l.addUnlessEmpty("", b.Gain.Why)
 	}
-	l.known("", trustText(b))
+	l.addUnlessEmpty("", trustText(b))
 	if t.Result.Facts.Simulated {
 		l.Item("note", "simulated: no GPU is behind these figures")
 	}
@@ -101,9 +105,25 @@ func (l *lines) best(b Winner, state studies.State, o Options) {
 	}
 }
 
-// cached says whether the prefix cache was emptied before each probe, and which hit rate it had at the highest rate
+// addEnvironment adds the variables of a trial, each as NAME=value on a line of its own.
+func (l *lines) addEnvironment(t studies.Trial) {
+	set, left := assignments(t), unset(t)
+	if len(set)+len(left) == 0 {
+		return
+	}
+	l.Line("")
+	l.Line("environment:")
+	for _, line := range set {
+		l.Line("%s", line)
+	}
+	if len(left) > 0 {
+		l.Paragraph(fmt.Sprintf("(not set: %s)", strings.Join(left, ", ")), "  ")
+	}
+}
+
+// addCache says whether the prefix cache was emptied before each probe, and which hit rate it had at the highest rate
 // that passed. It adds nothing if the study does not say how it treats the cache.
-func (l *lines) cached(study studies.Study, t studies.Trial) {
+func (l *lines) addCache(study studies.Study, t studies.Trial) {
 	text := "carried from probe to probe"
 	switch cmp.Or(t.Result.Cache, study.OldCache) {
 	case "":
@@ -129,8 +149,8 @@ func (l *lines) cached(study studies.Study, t studies.Trial) {
 	l.Item("cache", "%s", text)
 }
 
-// restored adds a note for each time the study was restored from a snapshot. The note says how much was lost.
-func (l *lines) restored(study studies.Study) {
+// addRestored adds a note for each time the study was restored from a snapshot. The note says how much was lost.
+func (l *lines) addRestored(study studies.Study) {
 	for _, e := range study.Events {
 		if e.Kind == studies.Restored {
 			l.Item("note", "on %s the study was restored %s", e.Time.Local().Format(time.DateTime), e.Note)
@@ -138,8 +158,8 @@ func (l *lines) restored(study studies.Study) {
 	}
 }
 
-// Outdated returns the notes on accepted changes of the world. There is one for each change since the best trial was
-// measured, and one if older trials are not compared with the best trial.
+// Outdated returns the notes on accepted changes of the world. There is one note for each change since the best trial
+// was measured. There is one more if older trials are not compared with the best trial.
 func Outdated(study studies.Study, best Winner) (lines []string) {
 	for _, change := range changedSince(study, best) {
 		lines = append(lines, fmt.Sprintf("trial %d was measured before an accepted change, and has not been measured again: %s", best.Trial.Number, change))
@@ -160,13 +180,13 @@ func Outdated(study studies.Study, best Winner) (lines []string) {
 func changedSince(study studies.Study, best Winner) (changes []string) {
 	for _, e := range study.Changes() {
 		if best.Trial.Number < e.Trial {
-			changes = append(changes, strings.ReplaceAll(e.Text(), "\n", "; "))
+			changes = append(changes, e.Changes.Line())
 		}
 	}
 	return changes
 }
 
-func (l *lines) outdated(study studies.Study, best Winner) {
+func (l *lines) addOutdated(study studies.Study, best Winner) {
 	for _, note := range Outdated(study, best) {
 		l.Item("note", "%s", note)
 	}
@@ -190,7 +210,7 @@ func (l *lines) nothingMet(study studies.Study) (remedies []string) {
 	l.Line("")
 	if t, p, ok := nearest(study); ok {
 		l.Item("nearest", "trial %d at %s req/s: %s", t.Number, render.Number(p.Rate), p.Verdict.Reason)
-		if p.Measurement.Failed == 0 { // other limits do not help a server that answers with errors
+		if p.Measurement.Failed == 0 { // if requests failed, other limits would not help
 			l.Item("try", "limits that this GPU can keep, or lower rates (probe.min_rate)")
 		}
 	}
@@ -198,7 +218,7 @@ func (l *lines) nothingMet(study studies.Study) (remedies []string) {
 	for _, class := range classNames(classes) {
 		i := slices.IndexFunc(study.Trials, func(t studies.Trial) bool { return t.State == studies.Done && t.Result.Class == class })
 		t := study.Trials[i]
-		if t.Result.Outcome == trial.Dropped { // a dropped trial has not failed, and has an item of its own
+		if t.Result.Outcome == trial.Dropped { // a dropped trial has not failed; the report lists it in an item of its own
 			continue
 		}
 		l.Item("failed", "%d with %s; trial %d: %s", classes[class], class, t.Number, evidence(t))
@@ -243,9 +263,13 @@ type bestDocument struct {
 	Headline string        `json:"headline,omitempty"` // what to do, in one sentence
 	Gain     *gain         `json:"gain,omitempty"`
 	Trust    string        `json:"trust,omitempty"` // how sure the gain is, in words
-	Summary  Summary       `json:"trials"`
-	Priors   []priorSource `json:"priors,omitempty"` // what was measured elsewhere
-	Drifts   []driftItem   `json:"drifts,omitempty"` // accepted changes of the world, the oldest first
+	*Insight
+	Summary Summary       `json:"trials"`
+	Priors  []priorSource `json:"priors,omitempty"` // what was measured elsewhere
+	Drifts  []driftItem   `json:"drifts,omitempty"` // accepted changes of the world, the oldest first
+
+	Objective studies.Objective `json:"objective,omitempty"` // what gain compares; absent for the capacity of the server
+	Front     []frontRow        `json:"front,omitempty"`     // Pareto front of capacity against GPUs; absent if all servers have the same number of GPUs
 }
 
 // A driftItem is an accepted change of the world. Trials before it are not compared with trials after it.
@@ -266,14 +290,15 @@ type bestTrial struct {
 	Origin    studies.Origin    `json:"origin"`
 	Point     space.Point       `json:"point"`
 	Args      []string          `json:"args"`
-	Capacity  capacity.Capacity `json:"capacity"` // without Steps; Probes has more
+	Env       map[string]string `json:"env,omitempty"` // environment variables that the point sets
+	Capacity  capacity.Capacity `json:"capacity"`      // Steps is left out, because Probes says more
 	Advice    *trial.Advice     `json:"advice,omitempty"`
 	Simulated bool              `json:"simulated"`
 	Notes     []string          `json:"notes,omitempty"`
 	Probes    []probeItem       `json:"probes"` // in the order in which they were run
 }
 
-// advice returns the request rate that a server with the trial's flags should get; false if no rate can be advised.
+// advice returns the request rate that is advised for a server with the trial's flags; false if no rate can be advised.
 func (o Options) advice(t studies.Trial) (trial.Advice, bool) {
 	return trial.Advise(t.Result.Capacity, cmp.Or(o.Margin, trial.DefaultMargin), t.Probes)
 }
@@ -285,8 +310,8 @@ func BestJSON(w io.Writer, study studies.Study, o Options) error {
 
 func bestOf(study studies.Study, o Options) bestDocument {
 	d := bestDocument{
-		Study: study.Name, ID: study.ID, State: study.State, Note: study.Note, Summary: Summarize(study, o),
-		Priors: priorSources(study), Drifts: driftItems(study),
+		Study: study.Name, ID: study.ID, State: study.State, Note: study.Explanation(), Summary: Summarize(study, o),
+		Priors: priorSources(study), Drifts: driftItems(study), Objective: namedObjective(study), Front: frontOf(study),
 	}
 	best, ok := Best(study)
 	if !ok {
@@ -294,8 +319,9 @@ func bestOf(study studies.Study, o Options) bestDocument {
 	}
 	t := best.Trial
 	d.Met, d.Headline, d.Gain, d.Trust = true, headline(best, study.State), best.Gain, trustText(best)
+	d.Insight = o.Insight
 	d.Best = &bestTrial{
-		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Capacity: t.Result.Capacity,
+		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Env: t.Point.Env(), Capacity: t.Result.Capacity,
 		Simulated: t.Result.Facts.Simulated, Notes: notes(t), Probes: probeItems(t.Probes),
 	}
 	d.Best.Capacity.Steps = nil
@@ -305,12 +331,8 @@ func bestOf(study studies.Study, o Options) bestDocument {
 	return d
 }
 
-// writeJSON writes indented JSON in which < and & stay readable.
 func writeJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
+	if err := foreign.WriteJSON(w, v); err != nil {
 		return fmt.Errorf("write the report: %w", err)
 	}
 	return nil

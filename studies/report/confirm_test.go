@@ -1,6 +1,7 @@
 package report
 
 import (
+	"math"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +12,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// confirmedStudy has a search whose best is trial 1, and confirmations with the given capacities in the order 1, 2, default.
+// confirmedStudy has a search whose best is trial 1, and confirmations with the given capacities in the order 1, 2,
+// default.
 func confirmedStudy(rates ...float64) studies.Study {
 	point := func(seqs string) space.Point { return space.Point{"max-num-seqs": seqs} }
 	one := func(origin studies.Origin, p space.Point, rate, stdErr float64) studies.Trial {
@@ -33,8 +35,8 @@ func confirmedStudy(rates ...float64) studies.Study {
 	return study
 }
 
-// What was confirmed decides: the best of the confirmations wins, its capacity is shown, and the gain is over the
-// confirmed default. A point whose confirmation failed does not win.
+// The confirmations decide: the best of them wins, its capacity is shown, and the gain is over the confirmed default. A
+// point whose confirmation failed does not win.
 func TestTheConfirmationDecides(t *testing.T) {
 	for _, row := range []struct {
 		name      string
@@ -78,5 +80,30 @@ func TestAConfirmedWinnerIsExplained(t *testing.T) {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)
 		}
+	}
+}
+
+// The confirmations of a point count by their mean. The page shows the first of them.
+func TestRepeatedConfirmationsArePooled(t *testing.T) {
+	study := confirmedStudy(2.4, 2.2, 2)
+	for i, again := range []studies.Trial{study.Trials[3], study.Trials[5]} {
+		again.Number = 6 + i
+		again.Result.Capacity.Rate *= 1.02
+		study.Trials = append(study.Trials, again)
+	}
+	best, ok := Best(study)
+	if !ok || best.Trial.Number != 3 || best.Found.Number != 1 || math.Abs(best.Trial.Result.Capacity.Rate/(2.4*math.Sqrt(1.02))-1) > 1e-9 {
+		t.Fatalf("the winner is %d, found by %d, with %.4g req/s; want 3, 1 and %.4g", best.Trial.Number, best.Found.Number, best.Trial.Result.Capacity.Rate, 2.4*math.Sqrt(1.02))
+	}
+	once, _ := Best(confirmedStudy(2.4, 2.2, 2))
+	if g := best.Gain; math.Abs(g.Ratio-0.2) > 1e-9 || g.Among != once.Gain.Among || g.Comparison.Lowest <= once.Gain.Comparison.Lowest {
+		t.Errorf("the gain is %+v (%+v), want 20 %% among as many points as after one round (%+v), and a narrower interval", g, g.Comparison, once.Gain.Comparison)
+	}
+	study.Trials[6].Result.Capacity = capacity.Capacity{Rate: 1, High: 1, Bound: capacity.AtMost}
+	if best, _ := Best(study); best.Found.Number == 1 {
+		t.Error("a point wins though one of its confirmations did not keep the SLO")
+	}
+	if s := Summarize(study, Options{Planned: 5}); s.Planned != 8 {
+		t.Errorf("%d trials are planned, want all 8 that were begun", s.Planned)
 	}
 }

@@ -20,29 +20,29 @@ type gain struct {
 	Bound  capacity.Bound `json:"bound"`         // bound of the ratio; exact means as measured, "" means not known
 
 	// Comparison says how sure the gain is; nil when that is not known. Its ratio is best / reference. It is corrected,
-	// because the best was chosen from Among trials. If these were all equally good, chance would give such a gain in 1
-	// - p_better of all studies.
+	// because the best was chosen from several trials; Among is the number of these trials. If they were all equally
+	// good, chance would give such a gain in 1 - p_better of all studies.
 	Comparison      *capacity.Comparison `json:"comparison,omitempty"`
-	Among           int                  `json:"among,omitempty"` // measured trials, without the reference
+	Among           int                  `json:"among,omitempty"` // number of measured trials, without the reference
 	Distinguishable bool                 `json:"distinguishable"` // the comparison finds the best trial better
 
-	reference capacity.Capacity
+	reference capacity.Capacity // as the objective counts it, like all capacities of the gain
 }
 
 // gainOf compares the best trial with the reference. The reference is the default if that was measured, or else the
-// current args, or else the first measured trial. among is the number of measured trials. gainOf returns nil while the
-// default is still to be measured.
+// current args, or else the first measured trial. The parameter candidates is the number of measured trials. gainOf
+// returns nil while the default is still to be measured.
 //
 // All trials are of one world. The default need not be the first of them, because a change of the server is noticed
 // only when a later trial runs.
-func gainOf(best studies.Trial, trials []studies.Trial, among int) *gain {
+func gainOf(o studies.Objective, best studies.Trial, trials []studies.Trial, candidates int) *gain {
 	first := slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Origin == studies.Default })
 	i := cmp.Or(1+lastMeasured(trials, studies.Default), 1+lastMeasured(trials, studies.Current), 1+slices.IndexFunc(trials, measured)) - 1
 	if first < 0 && trials[i].Origin == studies.Sampled || first >= 0 && trials[first].State != studies.Done {
 		return nil
 	}
 	reference := trials[i]
-	g := &gain{Trial: reference.Number, Origin: reference.Origin, reference: reference.Result.Capacity}
+	g := &gain{Trial: reference.Number, Origin: reference.Origin, reference: o.Of(reference)}
 	if first >= 0 && reference.Origin != studies.Default {
 		g.Why = "the default could not be measured: " + string(trials[first].Result.Class)
 	}
@@ -50,22 +50,24 @@ func gainOf(best studies.Trial, trials []studies.Trial, among int) *gain {
 		g.Bound = capacity.Exact
 		return g
 	}
-	g.compare(best.Result.Capacity, among)
+	g.compare(o.Of(best), candidates)
 	return g
 }
 
-// compare sets how much the best of among trials gains over the reference, and how sure that is.
-func (g *gain) compare(best capacity.Capacity, among int) {
+// compare sets how much the best trial gains over the reference, and how sure that is. The parameter candidates is the
+// number of trials from which the best was chosen.
+func (g *gain) compare(best capacity.Capacity, candidates int) {
 	g.Ratio, g.Bound = ratio(best, g.reference)
 	g.Comparison, g.Among, g.Distinguishable = nil, 0, false
 	if c, ok := capacity.Compare(best, g.reference); ok {
-		g.Among = max(1, among-1)
+		g.Among = max(1, candidates-1)
 		g.Comparison = new(c.Among(g.Among))
 		g.Distinguishable = g.Comparison.Distinguishable()
 	}
 }
 
-// confirmGain compares the confirmed trial with the confirmed reference, if there is one. Both had the same fresh requests.
+// confirmGain compares the confirmed trial with the confirmed reference, if there is one. Both trials had the same
+// fresh requests.
 func (b *Winner) confirmGain(confirmed studies.Trial, trials []studies.Trial, finalists int) {
 	if b.Gain == nil || b.Gain.Trial == b.Found.Number {
 		return
@@ -73,8 +75,8 @@ func (b *Winner) confirmGain(confirmed studies.Trial, trials []studies.Trial, fi
 	reference := trials[slices.IndexFunc(trials, func(t studies.Trial) bool { return t.Number == b.Gain.Trial })].Point.String()
 	for _, t := range trials {
 		if t.Origin == studies.Confirmed && t.Met() && t.Point.String() == reference {
-			b.Gain.reference = t.Result.Capacity
-			b.Gain.compare(confirmed.Result.Capacity, finalists)
+			b.Gain.reference = b.objective.Of(t)
+			b.Gain.compare(b.objective.Of(confirmed), finalists)
 		}
 	}
 }
@@ -93,8 +95,8 @@ func lastMeasured(trials []studies.Trial, origin studies.Origin) int {
 }
 
 // ratio returns best/reference - 1, and whether it is as measured or a lower bound. If the ratio is not known, it
-// returns 0 and "". That is so if the reference is itself a bound. If the best is a lower bound, it is compared with
-// the upper end of the reference's interval, because a single verdict may be chance.
+// returns 0 and "". The ratio is not known if the reference is itself a bound. If the best is a lower bound, it is
+// compared with the upper end of the reference's interval, because a single verdict may be chance.
 func ratio(best, reference capacity.Capacity) (float64, capacity.Bound) {
 	if !reference.Known() {
 		return 0, ""
@@ -123,32 +125,32 @@ func headline(b Winner, state studies.State) string {
 	if g == nil {
 		return "These are the best flags known so far; the default has not been measured yet."
 	}
-	over, r := whose(g.Origin), g.reference
+	over, r, per := originName(g.Origin), g.reference, b.per()
 	switch c := b.Found.Result.Capacity; {
 	case g.Trial == b.Found.Number && !slices.ContainsFunc(b.same, func(t studies.Trial) bool { return t.State == studies.Done && t.Number != g.Trial }):
 		return fmt.Sprintf("Nothing has been compared with %s yet.", over)
 	case g.Trial == b.Found.Number && g.Origin != studies.Default && g.Origin != studies.Current:
-		return use + ": no others are known to carry more."
+		return fmt.Sprintf("%s: no others are known to carry more%s.", use, per)
 	case g.Trial == b.Found.Number && state == studies.Running:
-		return fmt.Sprintf("The best so far is %s: no other flags are known to carry more.", over)
+		return fmt.Sprintf("The best so far is %s: no other flags are known to carry more%s.", over, per)
 	case g.Trial == b.Found.Number:
-		return fmt.Sprintf("Keep %s: no other flags are known to carry more.", over)
-	case c.Limited != "" && c.Low < c.Rate:
+		return fmt.Sprintf("Keep %s: no other flags are known to carry more%s.", over, per)
+	case c.PassedLate():
 		return fmt.Sprintf("These flags carried about %s req/s, but the load generator was late; it is not known whether they beat %s.", render.Number(c.Rate), over)
 	case g.Distinguishable:
-		return fmt.Sprintf("%s: %s over %s, %s likely better.", use, render.Percent(g.Ratio), over, probability(g.Comparison.Better))
+		return fmt.Sprintf("%s: %s%s over %s, %s likely better.", use, render.Percent(g.Ratio), per, over, probability(g.Comparison.Better))
 	case g.Bound == capacity.AtLeast:
-		return fmt.Sprintf("%s: at least %s over %s.", use, render.Percent(g.Ratio), over)
+		return fmt.Sprintf("%s: at least %s%s over %s.", use, render.Percent(g.Ratio), per, over)
 	case g.Comparison != nil:
-		return fmt.Sprintf("No flags are known to beat %s; these measured higher, but that may be chance.", over)
+		return fmt.Sprintf("No flags are known to beat %s%s; these measured higher, but that may be chance.", over, per)
 	case r.Bound == capacity.AtMost:
 		return fmt.Sprintf("%s: they keep the SLO at %s req/s, and %s is not known to keep it at any rate.", use, render.Number(c.Low), over)
 	}
 	return fmt.Sprintf("These are the best flags known; it is not known whether they beat %s.", over)
 }
 
-// whose returns a name for the flags of an origin, such as "the current args".
-func whose(o studies.Origin) string {
+// originName returns a name for the flags of an origin, such as "the current args".
+func originName(o studies.Origin) string {
 	switch o {
 	case studies.Default:
 		return "the default"
@@ -164,9 +166,9 @@ func gainText(b Winner) string {
 	if g == nil {
 		return "not known: the default has not been measured yet"
 	}
-	reference := fmt.Sprintf("trial %d, %s", g.Trial, whose(g.Origin))
+	reference := fmt.Sprintf("trial %d, %s", g.Trial, originName(g.Origin))
 	if g.reference.Known() {
-		reference += fmt.Sprintf(" (%s req/s)", render.Number(g.reference.Rate))
+		reference += fmt.Sprintf(" (%s req/s%s)", render.Number(g.reference.Rate), b.per())
 	}
 	switch {
 	case g.Trial == b.Found.Number:
@@ -174,9 +176,9 @@ func gainText(b Winner) string {
 	case g.Bound == "":
 		return fmt.Sprintf("over %s: not known; %s", reference, unsureText(b))
 	case g.Bound == capacity.AtLeast:
-		return fmt.Sprintf("at least %s over %s, which carries at most %s", render.Percent(g.Ratio), reference, render.Number(upper(g.reference)))
+		return fmt.Sprintf("at least %s%s over %s, which carries at most %s", render.Percent(g.Ratio), b.per(), reference, render.Number(upper(g.reference)))
 	}
-	return fmt.Sprintf("%s as measured, over %s", render.Percent(g.Ratio), reference)
+	return fmt.Sprintf("%s%s as measured, over %s", render.Percent(g.Ratio), b.per(), reference)
 }
 
 // trustText says how sure the gain is; "" when there is no exact gain over another trial.
@@ -196,7 +198,7 @@ func trustText(b Winner) string {
 	}
 	switch {
 	case !g.Distinguishable: // the corrected probability may be below 50 %; this does not mean that the best is likely worse
-		return text + fmt.Sprintf("not distinguishable from %s: chance gives %s such a gain in %.0f of 100 studies", whose(g.Origin), equal, 100*(1-c.Better))
+		return text + fmt.Sprintf("not distinguishable from %s: chance gives %s such a gain in %.0f of 100 studies", originName(g.Origin), equal, 100*(1-c.Better))
 	case g.Among > 1:
 		return text + fmt.Sprintf("%s likely better; both corrected for choosing the best of %d", probability(c.Better), g.Among)
 	}
@@ -205,12 +207,12 @@ func trustText(b Winner) string {
 
 // unsureText says why the two capacities do not give a gain, or give one without an interval.
 func unsureText(b Winner) string {
-	best, reference := b.Found.Result.Capacity, b.Gain.reference
+	best, reference := b.objective.Of(b.Found), b.Gain.reference
 	whose := fmt.Sprintf("trial %d", b.Gain.Trial)
 	switch {
 	case reference.Limited != "":
 		return "the load generator was late in " + whose + ", which carries at least about " + render.Number(reference.Rate) + " req/s"
-	case best.Limited != "" && best.Low < best.Rate:
+	case best.PassedLate():
 		return "the load generator was late in the best trial"
 	case reference.Bound == capacity.AtMost:
 		return fmt.Sprintf("%s failed at %s req/s and is not known to keep the SLO at any rate", whose, render.Number(reference.High))

@@ -27,28 +27,28 @@ type Entry struct {
 	Link      string         `json:"link,omitempty"` // the path that the name leads to, when it is a link
 	State     studies.State  `json:"state,omitempty"`
 	Note      string         `json:"note,omitempty"`
-	Doubt     string         `json:"doubt,omitempty"` // why the state may have changed since
+	Doubt     string         `json:"doubt,omitempty"` // why the state may have changed since it was stored
 	Finished  int            `json:"finished"`
 	Planned   int            `json:"planned,omitempty"`
 	Met       bool           `json:"met"`
-	Capacity  float64        `json:"capacity_rps,omitempty"` // see Bound
+	Capacity  float64        `json:"capacity_rps,omitempty"` // see the field Bound
 	Bound     capacity.Bound `json:"bound,omitempty"`
 	Changed   []string       `json:"changed_since,omitempty"` // changes accepted after the capacity was measured
 	Simulated bool           `json:"simulated"`
 	GPU       float64        `json:"gpu_seconds"`
 	Updated   time.Time      `json:"updated,omitzero"`
 	OtherName string         `json:"other_name,omitempty"` // a warning: the study's own name is not Name
-	Behind    string         `json:"behind,omitempty"`     // why this is older than the newest snapshot
-	Error     string         `json:"error,omitempty"`      // why the study cannot be read; all but Name and Link is then unknown
+	Behind    string         `json:"behind,omitempty"`     // why this entry is older than the newest snapshot
+	Error     string         `json:"error,omitempty"`      // why the study cannot be read; only Name and Link are then known
 
-	state string // shown instead of a State that is in doubt
+	state string // the text that is shown instead of a State in doubt
 }
 
 // NewEntry summarizes a study.
 func NewEntry(name string, study studies.Study, o Options) Entry {
 	summary := Summarize(study, o)
 	e := Entry{
-		Name: name, State: study.State, Note: study.Note, Updated: study.Updated, Behind: study.Behind,
+		Name: name, State: study.State, Note: study.Explanation(), Updated: study.Updated, Behind: study.Behind,
 		Finished: summary.Finished, Planned: summary.Planned, Simulated: summary.Simulated, GPU: summary.GPUSeconds,
 	}
 	if word, why := StateOf(study); word != string(study.State) {
@@ -110,7 +110,7 @@ func (e *Entry) cells() []string {
 		best += " sim."
 	}
 	age := max(0, time.Since(e.Updated)) // the clock of another host may be ahead
-	return []string{e.Name, cmp.Or(e.state, string(e.State)), done, best, render.Span(seconds(e.GPU)), render.Span(age) + " ago"}
+	return []string{e.Name, cmp.Or(e.state, string(e.State)), done, best, render.Span(studies.Seconds(e.GPU)), render.Span(age) + " ago"}
 }
 
 // remarks returns the lines below the study's row.

@@ -27,8 +27,9 @@ type world struct {
 	carries []float64 // true capacity in requests per second, by trial number
 }
 
-// truths draws the true capacities of n servers. The first one is the default. There are four kinds: all are equal;
-// some are worse than the default; all are spread around the default; only the default is worse.
+// truths draws the true capacities of n servers at random. The first one is the default. There are four kinds of
+// studies. Either all servers are equal, or some are worse than the default, or all are spread around the default, or
+// only the default is worse.
 func truths(rng *rand.Rand, n int) (name string, carries []float64) {
 	kind := rng.IntN(4)
 	for i := range n {
@@ -47,8 +48,8 @@ func truths(rng *rand.Rand, n int) (name string, carries []float64) {
 	return []string{"identical", "twins and losers", "spread", "poor default"}[kind], carries
 }
 
-// byEstimate makes a study whose capacities have intervals. Their errors may be correlated, as if all trials had the
-// same requests.
+// byEstimate makes a study whose capacities have intervals. The errors of the capacities may be correlated, as if all
+// trials had the same requests.
 func byEstimate(rng *rand.Rand) world {
 	n := []int{1, 2, 3, 8, 30}[rng.IntN(5)]
 	name, carries := truths(rng, n)
@@ -87,20 +88,20 @@ func byEstimate(rng *rand.Rand) world {
 		}
 		trials = append(trials, numbered(i, studies.Trial{Result: trial.Result{Outcome: trial.Measured, Capacity: found}}))
 	}
-	w.study = of(studies.Done, "", trials...)
+	w.study = studyOf(studies.Done, "", trials...)
 	return w
 }
 
 // numbered gives a trial its origin and args.
 func numbered(i int, t studies.Trial) studies.Trial {
 	if i == 0 {
-		return with(t, studies.Default)
+		return withArgs(t, studies.Default)
 	}
-	return with(t, studies.Sampled, "--max-num-seqs", fmt.Sprint(i))
+	return withArgs(t, studies.Sampled, "--max-num-seqs", fmt.Sprint(i))
 }
 
-// bySearch makes a study whose capacities are found by search and have no intervals. The range of rates may be too low or
-// too high, the load generator may be late, and servers may not start.
+// bySearch makes a study whose capacities are found by search and have no intervals. The range of rates may be too low
+// or too high, the load generator may be late, and servers may not start.
 func bySearch(rng *rand.Rand) world {
 	n := []int{1, 2, 3, 8, 20}[rng.IntN(5)]
 	name, carries := truths(rng, n)
@@ -131,7 +132,7 @@ func bySearch(rng *rand.Rand) world {
 			trials = append(trials, numbered(i, failed(outcome, serverctl.OOMStart, "CUDA out of memory")))
 			continue
 		}
-		const noise = 0.04 // standard deviation of ln capacity between windows
+		const noise = 0.04 // standard deviation of ln(capacity) between windows
 		search := capacity.Search{Hint: math.Exp(2 * rng.NormFloat64()), Min: minRate, Max: max(minRate, maxRate), Factor: 1.35, Tolerance: 0.08, MaxProbes: 2 + rng.IntN(12)}
 		found, err := search.Find(context.Background(), func(_ context.Context, rate float64) (capacity.Outcome, error) {
 			h := math.Log(c/rate) + noise*rng.NormFloat64()
@@ -139,7 +140,7 @@ func bySearch(rng *rand.Rand) world {
 			if rng.Float64() < busy {
 				late := rng.Float64() < 0.7
 				switch {
-				case o.Pass && late: // the client's own waits may turn a pass into a fail
+				case o.Pass && late: // waits in the load generator may turn a pass into a fail
 					o.Limited, o.Pass = "the load generator was 18 ms late at p99", rng.IntN(2) == 0
 				case late && h > -0.1: // late requests thin out bursts, which may turn a fail into a pass
 					o.Limited, o.Pass = "the load generator was 18 ms late at p99", true
@@ -149,7 +150,7 @@ func bySearch(rng *rand.Rand) world {
 		})
 		trials = append(trials, numbered(i, studies.Trial{Result: resultOf(found, err)}))
 	}
-	w.study = of(studies.Done, "", trials...)
+	w.study = studyOf(studies.Done, "", trials...)
 	return w
 }
 
@@ -279,7 +280,7 @@ func bounded(best, reference studies.Trial, gain float64) bool {
 			passed = max(passed, s.Rate)
 		}
 	}
-	if !exactly(reference) || failed == 0 { // without an interval there are only two verdicts, which may be chance
+	if !exactly(reference) || failed == 0 { // without an interval the bracket is known from only two verdicts, which may be chance
 		return false
 	}
 	for _, s := range reference.Result.Capacity.Steps {
@@ -360,7 +361,7 @@ func (j *judge) trust(t *testing.T, w world, text string, is, than studies.Trial
 	} else {
 		t.Fatalf("%s: no probability in %q", w.kind, text)
 	}
-	if truth <= 0 { // in truth the best is not better: how often does the report say that it is?
+	if truth <= 0 { // the best is not truly better; count how often the report says that it is
 		j.claim("no better, and under 90 % likely so", sure < 90, w, text)
 		j.claim("no better, and not distinguishable", strings.Contains(text, "not distinguishable"), w, text)
 	}
@@ -396,7 +397,7 @@ func TestNoSentenceIsFalse(t *testing.T) {
 		}
 		j.report(t, w)
 	}
-	nominal := map[string]float64{ // the share of claims of a kind that may be false; other kinds must have no false claim
+	nominal := map[string]float64{ // the fraction of claims of each kind that may be false; other kinds must have no false claim
 		"an interval of a gain holds the truth":        0.05,
 		"no better, and not distinguishable":           0.025,
 		"no better, and no gain in the first sentence": 0.025,

@@ -21,16 +21,17 @@ type Options struct {
 	Sort    Order     // order of the status table; "" means Newest
 	Width   int       // columns of the terminal; 0 means 80
 	Margin  float64   // factor from the capacity to the advised rate, see trial.Advise; 0 means trial.DefaultMargin
+	Insight *Insight  // what the study knows besides its best trial; nil leaves it out
 }
 
 // An Order is an order of the rows of the status table.
 type Order string
 
-// The orders of the status table.
+// These are the orders of the status table.
 const (
 	Newest  Order = "newest"
 	oldest  Order = "oldest"
-	fastest Order = "best" // the highest capacity first, trials without one last
+	fastest Order = "best" // the highest capacity first, trials without a capacity last
 )
 
 // Orders lists the orders of the status table.
@@ -38,17 +39,18 @@ var Orders = []Order{Newest, oldest, fastest}
 
 // A Winner is the best trial so far.
 type Winner struct {
-	Trial studies.Trial // the trial whose capacity holds: the confirmation of the best point, if there is one
-	Found studies.Trial // the trial of the search that found the point; gains compare it, because all of the search had the same requests
+	Trial studies.Trial // the trial whose capacity counts: the confirmation of the best point, if there is one
+	Found studies.Trial // the trial of the search that found the point; gains compare it, because all trials of the search had the same requests
 	Gain  *gain         // gain over the reference; nil when no reference has been measured
 	Among int           // number of measured trials, including the best one
 
-	same []studies.Trial // all trials of the best trial's world
+	objective studies.Objective
+	same      []studies.Trial // all trials of the best trial's world
 }
 
-// Whole returns a function for studies.ReadSummary. It selects the trials that a report with this number of rows needs
-// in full: the running and the newest trials, the best one and its reference. If no trial met the SLO, it also selects
-// the trial that came nearest.
+// Whole returns a function for studies.ReadSummary. The function selects the trials that a report with this number of
+// rows needs in full. These are the running trial, the newest trials, the best trial and its reference. If no trial met
+// the SLO, it also selects the trial that came nearest.
 func Whole(rows int) func(studies.Study) []int {
 	if rows == 0 {
 		rows = defaultRows
@@ -69,40 +71,41 @@ func Whole(rows int) func(studies.Study) []int {
 	}
 }
 
-// Best returns the finished trial with the highest capacity. It reports false if no trial has met the SLO. A capacity
-// that was found with a late load generator counts only if there is no other. If capacities are equal, the trial with
-// the higher rate that passed wins. Then fewer args win, because they are nearer to the default, and then the older
-// trial.
+// Best returns the finished trial with the highest capacity, or with the highest capacity per GPU if that is the study's
+// objective. It reports false if no trial has met the SLO. A capacity
+// that was found with a late load generator counts only if there is no other capacity. If capacities are equal, the
+// trial with the higher rate that passed wins. If these rates are equal too, the trial with fewer args wins, because it
+// is nearer to the default. Otherwise the older trial wins.
 //
 // The winner's interval is corrected, because the trial was chosen as the best of several. Trials from before a change
 // of the world count only if no trial has met the SLO since.
 func Best(study studies.Study) (Winner, bool) {
-	return bestIn(study.Worlds()[study.Deciding()-1])
+	return bestIn(study.Worlds()[study.Deciding()-1], study.DecidingObjective())
 }
 
 // bestIn does what Best does, for the trials of one world.
-func bestIn(trials []studies.Trial) (Winner, bool) {
+func bestIn(trials []studies.Trial, o studies.Objective) (Winner, bool) {
+	trials = studies.Pooled(trials)
 	var found, confirmed *studies.Trial
-	among, finalists := 0, 0
+	among := 0
 	held := confirmations(trials)
-	for i := range trials { // by index: there may be many trials, of a kilobyte each
+	for i := range trials { // the loop runs by index, because there may be many trials of a kilobyte each
 		t := &trials[i]
 		holds, tried := held[t.Point.String()]
 		switch {
 		case t.Origin == studies.Confirmed && tried:
-			finalists++
-			if holds && (confirmed == nil || compare(t, confirmed) > 0) {
+			if holds && (confirmed == nil || compare(o, t, confirmed) > 0) {
 				confirmed = t
 			}
 			continue
 		case measured(*t), t.Result.Class == serverctl.DroppedByRace:
 			among++
 		}
-		if t.Met() && (!tried || holds) && (found == nil || compare(t, found) > 0) {
+		if t.Met() && (!tried || holds) && (found == nil || compare(o, t, found) > 0) {
 			found = t
 		}
 	}
-	if confirmed != nil { // a confirmed point comes before all that were not confirmed
+	if confirmed != nil { // a confirmed point comes before all points that were not confirmed
 		for i := range trials {
 			if t := &trials[i]; t.Met() && t.Origin != studies.Confirmed && t.Point.String() == confirmed.Point.String() {
 				found = t
@@ -112,22 +115,23 @@ func bestIn(trials []studies.Trial) (Winner, bool) {
 	if found == nil {
 		return Winner{}, false
 	}
-	b := Winner{Trial: *found, Found: *found, Among: among, same: trials}
-	b.Gain = gainOf(*found, trials, among)
+	b := Winner{Trial: *found, Found: *found, Among: among, objective: o, same: trials}
+	b.Gain = gainOf(o, *found, trials, among)
 	if confirmed != nil {
-		b.Trial, among = *confirmed, finalists
-		b.confirmGain(*confirmed, trials, finalists)
+		b.Trial, among = *confirmed, len(held)
+		b.confirmGain(*confirmed, trials, len(held))
 	}
 	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among)
 	return b, true
 }
 
-// confirmations says for each point that was confirmed whether the confirmation kept the SLO.
+// confirmations says for each point that was confirmed whether all its confirmations kept the SLO.
 func confirmations(trials []studies.Trial) map[string]bool {
 	held := make(map[string]bool)
 	for _, t := range trials {
 		if t.Origin == studies.Confirmed && t.State == studies.Done && t.Counts() {
-			held[t.Point.String()] = t.Met()
+			before, again := held[t.Point.String()]
+			held[t.Point.String()] = t.Met() && (before || !again)
 		}
 	}
 	return held
@@ -136,11 +140,14 @@ func confirmations(trials []studies.Trial) map[string]bool {
 // confirmed reports whether a confirmation measured the winner's capacity.
 func (b Winner) confirmed() bool { return b.Trial.Origin == studies.Confirmed }
 
-// compare returns a positive number if a is better than b.
-func compare(a, b *studies.Trial) int {
-	x, y := &a.Result.Capacity, &b.Result.Capacity
-	return cmp.Or(cmp.Compare(x.Carried(), y.Carried()), cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(len(b.Args), len(a.Args)))
+// compare returns a positive number if the trial a is better than the trial b.
+func compare(o studies.Objective, a, b *studies.Trial) int {
+	x, y := o.Of(*a), o.Of(*b)
+	return cmp.Or(cmp.Compare(x.Carried(), y.Carried()), cmp.Compare(x.Rate, y.Rate), cmp.Compare(x.Low, y.Low), cmp.Compare(settings(b), settings(a)))
 }
+
+// settings returns how many args and variables a trial has.
+func settings(t *studies.Trial) int { return len(t.Args) + len(t.Point.Env()) }
 
 func measured(t studies.Trial) bool {
 	return t.State == studies.Done && t.Result.Outcome == trial.Measured
@@ -151,23 +158,26 @@ type Summary struct {
 	Planned    int                     `json:"planned,omitempty"` // 0 means unknown
 	Finished   int                     `json:"finished"`
 	Met        int                     `json:"met"`                      // trials that keep the SLO at some rate
-	Limited    int                     `json:"client_limited,omitempty"` // trials in Met that may carry more, because the load generator was late
+	Limited    int                     `json:"client_limited,omitempty"` // trials counted in Met that may carry more, because the load generator was late
 	Unmet      int                     `json:"unmet"`                    // trials not known to keep the SLO at any rate
 	Dropped    int                     `json:"dropped"`                  // trials ended early, because they could not be the best
 	Infeasible int                     `json:"infeasible"`               // trials whose flags the server cannot run with
 	Unknown    int                     `json:"unknown"`                  // trials that failed for reasons other than their flags
 	Classes    map[serverctl.Class]int `json:"classes,omitempty"`
-	GPUSeconds float64                 `json:"gpu_seconds"` // includes the probes of the running trial
-	Simulated  bool                    `json:"simulated"`   // at least one trial ran without a GPU
+	GPUSeconds float64                 `json:"gpu_seconds"`             // includes the probes of the running trial
+	Spent      map[trial.Part]float64  `json:"spent_seconds,omitempty"` // time of all runs, by parts; absent in a study of an older tuner
+	Simulated  bool                    `json:"simulated"`               // at least one trial ran without a GPU
 }
 
 // Summarize counts the trials of a study.
 func Summarize(study studies.Study, o Options) Summary {
-	s := Summary{Planned: o.Planned, Classes: map[serverctl.Class]int{}}
+	s := Summary{Classes: map[serverctl.Class]int{}, Spent: inSeconds(study.Spent)}
+	running := 0
 	for _, t := range study.Trials {
 		r := t.Result
 		s.Simulated = s.Simulated || r.Facts.Simulated
 		if t.State != studies.Done {
+			running++
 			for _, p := range t.Probes {
 				s.GPUSeconds += p.GPUTime.Seconds()
 			}
@@ -195,6 +205,9 @@ func Summarize(study studies.Study, o Options) Summary {
 			s.Unknown++
 			s.Classes[r.Class]++
 		}
+	}
+	if o.Planned > 0 {
+		s.Planned = max(o.Planned, s.Finished+running) // further rounds of confirmations are not planned
 	}
 	return s
 }

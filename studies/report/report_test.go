@@ -30,8 +30,8 @@ var update = flag.Bool("update", false, "rewrite the golden files; read the diff
 
 var start = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 
-// of makes a study of trials. It sets their numbers and times.
-func of(state studies.State, note string, trials ...studies.Trial) studies.Study {
+// studyOf makes a study of trials. It sets their numbers and times.
+func studyOf(state studies.State, note string, trials ...studies.Trial) studies.Study {
 	for i := range trials {
 		trials[i].Number = i
 		trials[i].Began = start.Add(time.Duration(i) * 15 * time.Minute)
@@ -54,7 +54,7 @@ func probe(seq int, rate, tpot float64) trial.Probe {
 	return trial.Probe{Seq: seq, Rate: rate, Verdict: v, GPUTime: 3 * time.Minute}
 }
 
-// exact makes a trial whose capacity has a bracket and no interval.
+// exact makes a trial whose capacity has a bracket (a rate that passed and a rate that failed) and no interval.
 func exact(rate float64) studies.Trial {
 	low, high := 0.97*rate, 1.05*rate
 	return studies.Trial{
@@ -80,6 +80,13 @@ func doubted(t studies.Trial) studies.Trial {
 	return t
 }
 
+// estimated makes a trial that lost the race.
+func estimated(rate, stdErr float64) studies.Trial {
+	t := sure(rate, stdErr)
+	t.Result.Outcome, t.Result.Class, t.Result.Capacity.Bound = trial.Dropped, serverctl.DroppedByRace, capacity.Estimated
+	return t
+}
+
 func atLeast(rate float64) studies.Trial {
 	t := exact(rate)
 	t.Probes = []trial.Probe{probe(0, rate, 31)}
@@ -101,7 +108,7 @@ func late(rate float64) studies.Trial {
 	t := atLeast(rate)
 	t.Result.Class = serverctl.ClientLimited
 	c := &t.Result.Capacity
-	c.Low, c.Limited = 0, "the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"
+	c.Low, c.Limited = 0, "the load generator was 17.5 ms late at p99, more than a tenth of the limit of 40 ms for p99 TTFT"
 	c.Why = fmt.Sprintf("at %g req/s %s", rate, c.Limited)
 	return t
 }
@@ -112,9 +119,9 @@ func failed(outcome trial.Outcome, class serverctl.Class, evidence string) studi
 	}}
 }
 
-// with sets the origin, args and point of a trial. args are flags and their values in turn, and the point has the same
-// flags.
-func with(t studies.Trial, origin studies.Origin, args ...string) studies.Trial {
+// withArgs sets the origin, args and point of a trial. In the args, each flag is followed by its value. The point has
+// the same flags.
+func withArgs(t studies.Trial, origin studies.Origin, args ...string) studies.Trial {
 	t.Origin, t.Args, t.Point = origin, args, space.Point{}
 	for i := 0; i+1 < len(args); i += 2 {
 		t.Point[strings.TrimPrefix(args[i], "--")] = args[i+1]
@@ -122,8 +129,8 @@ func with(t studies.Trial, origin studies.Origin, args ...string) studies.Trial 
 	return t
 }
 
-// withPriors adds priors to a study. words are the name of a source, then its trials, then the name of the next source,
-// and so on.
+// withPriors adds priors to a study. The words are the name of a source, then its trials, then the name of the next
+// source, and so on.
 func withPriors(study studies.Study, words ...any) studies.Study {
 	source := ""
 	for _, word := range words {
@@ -150,11 +157,11 @@ func simulated(trials ...studies.Trial) []studies.Trial {
 }
 
 func with128(t studies.Trial) studies.Trial {
-	return with(t, studies.Sampled, "--gpu-memory-utilization", "0.95", "--max-num-seqs", "128", "--max-num-batched-tokens", "4096")
+	return withArgs(t, studies.Sampled, "--gpu-memory-utilization", "0.95", "--max-num-seqs", "128", "--max-num-batched-tokens", "4096")
 }
 
 func with512(t studies.Trial) studies.Trial {
-	return with(t, studies.Sampled, "--gpu-memory-utilization", "0.97", "--max-num-seqs", "512", "--max-num-batched-tokens", "16384")
+	return withArgs(t, studies.Sampled, "--gpu-memory-utilization", "0.97", "--max-num-seqs", "512", "--max-num-batched-tokens", "16384")
 }
 
 // written returns a report as text.
@@ -174,72 +181,91 @@ var cases = []struct {
 }{
 	{
 		"done", "the ordinary end: the winner beats the default beyond doubt",
-		of(studies.Done, "all 5 trials are done", with(sure(2.28, 0.04), studies.Default),
-			with(sure(2.2, 0.05), studies.Current, "--max-num-seqs", "256"), with128(sure(2.71, 0.036)),
+		studyOf(studies.Done, "all 5 trials are done", withArgs(sure(2.28, 0.04), studies.Default),
+			withArgs(sure(2.2, 0.05), studies.Current, "--max-num-seqs", "256"), with128(sure(2.71, 0.036)),
 			with512(failed(trial.Infeasible, serverctl.OOMStart, "torch.OutOfMemoryError: CUDA out of memory.")),
 			with128(sure(2.5, 0.04))),
 		Options{Planned: 5, Now: start.Add(2 * time.Hour)},
 	}, {
 		"running", "half-way: a trial runs, the gain may be chance, and a probe contradicts the best capacity",
-		of(studies.Running, "", with(sure(2.6, 0.07), studies.Default), with128(doubted(sure(2.7, 0.07))),
+		studyOf(studies.Running, "", withArgs(sure(2.6, 0.07), studies.Default), with128(doubted(sure(2.7, 0.07))),
 			with512(failed(trial.Unknown, serverctl.Infrastructure, "the disk is gone")),
 			with512(running(probe(0, 2.7, 49), probe(1, 4.05, 77)))),
 		Options{Planned: 30, Now: start.Add(50 * time.Minute), Margin: 0.8},
 	}, {
 		"begun", "nothing is finished yet, and nobody said how many trials there will be",
-		of(studies.Running, "", with(running(), studies.Default)), Options{},
+		studyOf(studies.Running, "", withArgs(running(), studies.Default)), Options{},
 	}, {
 		"nothing-met", "every trial failed at every rate: the report must say which came nearest",
-		of(studies.Done, "all 3 trials are done", with(atMost(0.5, 90), studies.Default), with128(atMost(0.5, 66)),
+		studyOf(studies.Done, "all 3 trials are done", withArgs(atMost(0.5, 90), studies.Default), with128(atMost(0.5, 66)),
 			with512(failed(trial.Infeasible, serverctl.KVTooSmall, "ValueError: the KV cache is too small"))),
 		Options{Planned: 3},
 	}, {
 		"default-unmet", "the default keeps the SLO at no rate, so no gain is stated",
-		of(studies.Done, "", with(atMost(1, 66), studies.Default), with128(exact(2.7))), Options{},
+		studyOf(studies.Done, "", withArgs(atMost(1, 66), studies.Default), with128(exact(2.7))), Options{},
 	}, {
 		"default-infeasible", "the default cannot start, so the current args are the reference",
-		of(studies.Stopped, "interrupted", with(failed(trial.Infeasible, serverctl.KVTooSmall, "the KV cache is too small"), studies.Default),
-			with(exact(2), studies.Current, "--max-model-len", "16384"), with128(exact(2.7))),
+		studyOf(studies.Stopped, "interrupted", withArgs(failed(trial.Infeasible, serverctl.KVTooSmall, "the KV cache is too small"), studies.Default),
+			withArgs(exact(2), studies.Current, "--max-model-len", "16384"), with128(exact(2.7))),
 		Options{Planned: 30},
 	}, {
 		"all-infeasible", "no server ever started: the report must show the evidence of each class",
-		of(studies.Failed, "the server fails whatever the flags are",
-			with(failed(trial.Infeasible, serverctl.OOMStart, "CUDA out of memory"), studies.Default),
+		studyOf(studies.Failed, "the server fails whatever the flags are",
+			withArgs(failed(trial.Infeasible, serverctl.OOMStart, "CUDA out of memory"), studies.Default),
 			with128(failed(trial.Infeasible, serverctl.OOMStart, "CUDA out of memory, again")),
 			with512(failed(trial.Infeasible, serverctl.StartCrash, ""))),
 		Options{},
 	}, {
 		"json-args", "values that are JSON and quotes reach the shell, YAML and JSON unharmed; the winner is a lower bound",
-		of(studies.Done, "", with(atLeast(3), studies.Default), with(atLeast(4), studies.Sampled,
+		studyOf(studies.Done, "", withArgs(atLeast(3), studies.Default), withArgs(atLeast(4), studies.Sampled,
 			"--speculative-config", `{"method": "ngram", "num_speculative_tokens": 3}`, "--served-model-name", "it's <a> & b",
 			"--no-enable-prefix-caching")),
 		Options{},
 	}, {
 		"dropped", "one trial had its drafts refused: it is listed as dropped with a diagnosis, not as failed",
-		of(studies.Done, "all 3 trials are done", with(exact(2.28), studies.Default), with128(exact(2.71)),
+		studyOf(studies.Done, "all 3 trials are done", withArgs(exact(2.28), studies.Default), with128(exact(2.71)),
 			with512(studies.Trial{Result: trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero, GPUTime: 3 * time.Minute,
 				Evidence: "2 of 25,182 drafted tokens were accepted (0.0079 %, less than 2 %): the drafter belongs to another model, " +
 					"tokenizer or chat template, or the answers cannot be predicted. Each step of an answer drafts and verifies 3.0 tokens to gain 0.00024."}})),
 		Options{Planned: 3},
 	}, {
 		"only-dropped", "nothing met the SLO, and one trial was dropped: it does not count as failed",
-		of(studies.Done, "all 2 trials are done", with(atMost(0.5, 90), studies.Default),
+		studyOf(studies.Done, "all 2 trials are done", withArgs(atMost(0.5, 90), studies.Default),
 			with512(studies.Trial{Result: trial.Result{Outcome: trial.Dropped, Class: serverctl.AcceptanceNearZero, Evidence: "0 of 1,000 drafted tokens were accepted"}})),
 		Options{Planned: 2},
 	}, {
 		"priors", "priors are listed by source with their best rate, there and here, and never win",
-		withPriors(of(studies.Running, "", with(exact(2.28), studies.Default), with128(exact(2.71)), with512(atMost(0.5, 90))),
-			"auto/2026_03_01/result.txt", with128(exact(9)), with512(exact(8)), "runs/*.json", with512(exact(3)), "old.db", with(exact(4), studies.Prior, "--max-num-seqs", "64"),
-			"failed.db", with(atMost(4, 90), studies.Prior, "--max-num-seqs", "64")),
+		withPriors(studyOf(studies.Running, "", withArgs(exact(2.28), studies.Default), with128(exact(2.71)), with512(atMost(0.5, 90))),
+			"auto/2026_03_01/result.txt", with128(exact(9)), with512(exact(8)), "runs/*.json", with512(exact(3)), "old.db", withArgs(exact(4), studies.Prior, "--max-num-seqs", "64"),
+			"failed.db", withArgs(atMost(4, 90), studies.Prior, "--max-num-seqs", "64")),
 		Options{Planned: 30},
 	}, {
 		"client-limited", "the load generator was late for the default: its capacity is a lower bound, so no gain over it is stated",
-		of(studies.Done, "", with(late(33), studies.Default), with128(sure(24, 0.04)), with512(late(40)),
+		studyOf(studies.Done, "", withArgs(late(33), studies.Default), with128(sure(24, 0.04)), with512(late(40)),
 			with512(failed(trial.Unknown, serverctl.ClientLimited, "the load generator is the limit, not the server, already at 20 req/s: the load generator was 60 ms late at p99"))),
 		Options{Planned: 4},
 	}, {
 		"simulated", "the servers were simulated: every figure says so; the default wins",
-		of(studies.Done, "", simulated(with(sure(2.7, 0.05), studies.Default), with128(sure(2.3, 0.05)))...), Options{Planned: 2},
+		studyOf(studies.Done, "", simulated(withArgs(sure(2.7, 0.05), studies.Default), with128(sure(2.3, 0.05)))...), Options{Planned: 2},
+	}, {
+		"insight", "it is said which flags mattered, how flat the optimum is, and which simpler trial is nearly as good",
+		studyOf(studies.Done, "", withArgs(sure(2.28, 0.03), studies.Default), with128(sure(2.71, 0.03)), withArgs(estimated(2.69, 0.04), studies.Sampled, "--max-num-seqs", "128")),
+		Options{Planned: 3, Insight: &Insight{
+			Mattered: &Mattered{Trials: 12, Variation: 0.2, Flags: []FlagShare{
+				{Flag: "max-num-seqs", Share: 0.602, Lowest: 0.41, Highest: 0.79, First: 0.5, Total: 0.7, Known: 0.8, Matters: true},
+				{Flag: "gpu-memory-utilization", Share: 0.35, Lowest: 0.16, Highest: 0.52, First: 0.2, Total: 0.5, Known: 0.7, Matters: true},
+				{Flag: "max-num-batched-tokens", Share: 0.048, Highest: 0.2, First: 0.02, Total: 0.07, Known: 0.1},
+			}},
+			Flat: &Flat{Within: 0.02, Sure: 0.8, Flags: []FlatFlag{
+				{Flag: "gpu-memory-utilization", Best: "0.95", Lowest: "0.95", Highest: "0.96", Part: 0.04},
+				{Flag: "max-num-seqs", Best: "128", Lowest: "90", Highest: "190", Part: 0.18},
+				{Flag: "max-num-batched-tokens", Best: "4096", Lowest: "1024", Highest: "32768", Part: 1},
+				{Flag: "enable-prefix-caching", Best: "true", Values: []string{"true", "false"}, Part: 1},
+				{Flag: "attention-backend", Best: "A", Values: []string{"A", "C"}, Part: 0.67},
+			}},
+			Nearly: &Nearly{Trial: 2, Origin: studies.Sampled, Args: []string{"--max-num-seqs", "128"}, Changes: 1, Best: 3,
+				Rate: 2.69, Estimated: true, Ratio: 0.9926, Within: 0.01, Probable: 0.52},
+		}},
 	},
 }
 
@@ -284,23 +310,38 @@ func TestNoLimitIsAdvisedWhereRequestsFail(t *testing.T) {
 		for i := range unmet.Probes {
 			unmet.Probes[i].Measurement.Failed = failed
 		}
-		text := written(t, BestText, of(studies.Done, "", with(unmet, studies.Default)), Options{})
+		text := written(t, BestText, studyOf(studies.Done, "", withArgs(unmet, studies.Default)), Options{})
 		if got := strings.Contains(text, "limits that this GPU can keep"); got != want {
 			t.Errorf("with %d failed requests, other limits are advised: %v, want %v in\n%s", failed, got, want, text)
 		}
 	}
 }
 
-// The report prints the remedy for the cause of a failure. For a cause without a remedy it prints none.
+// The report prints the remedy for the cause of a failure. For a cause without a remedy it prints no remedy.
 func TestEachFailureHasItsRemedy(t *testing.T) {
 	for cause, want := range map[serverctl.Cause]string{
 		serverctl.HostOOM: "try       " + serverctl.Remedy(serverctl.Infrastructure, serverctl.HostOOM), serverctl.Segfault: "",
 	} {
 		dead := failed(trial.Unknown, serverctl.Infrastructure, "gone")
 		dead.Result.Cause = cause
-		got := written(t, BestText, of(studies.Done, "", with(dead, studies.Default)), Options{})
+		got := written(t, BestText, studyOf(studies.Done, "", withArgs(dead, studies.Default)), Options{})
 		if !strings.Contains(got, want) || want == "" && strings.Contains(got, "try ") {
 			t.Errorf("%s: want %q in\n%s", cause, want, got)
+		}
+	}
+}
+
+// The remedy of a failed study is printed exactly once, even if no trial has this remedy.
+func TestTheRemedyOfAStudyIsPrintedOnce(t *testing.T) {
+	remedy := serverctl.Remedy(serverctl.Infrastructure, serverctl.HostOOM)
+	for _, cause := range []serverctl.Cause{serverctl.HostOOM, serverctl.Segfault} {
+		dead := failed(trial.Unknown, serverctl.Infrastructure, "gone")
+		dead.Result.Cause = cause
+		study := studyOf(studies.Failed, "nothing starts", withArgs(dead, studies.Default))
+		study.Remedy = remedy
+		got := written(t, BestText, study, Options{Width: 200})
+		if strings.Count(got, remedy) != 1 {
+			t.Errorf("%s: want %q once in\n%s", cause, remedy, got)
 		}
 	}
 }
@@ -329,7 +370,7 @@ func TestStatusJSON(t *testing.T) {
 }
 
 func TestStatusFitsATerminal(t *testing.T) {
-	study := of(studies.Failed, strings.Repeat("a long story ", 20))
+	study := studyOf(studies.Failed, strings.Repeat("a long story ", 20))
 	for range 12 {
 		trial := with512(exact(1234.5678))
 		trial.Point["speculative-config"] = `{"method": "ngram", "num_speculative_tokens": 3}`
@@ -361,12 +402,12 @@ func TestBestFitsATerminal(t *testing.T) {
 		unlike = append(unlike, failed(trial.Infeasible, class, "a word"))
 	}
 	for name, study := range map[string]studies.Study{
-		"met":         of(studies.Done, "", with(doubted(sure(1233.5, 0.07)), studies.Default), with128(doubted(sure(1234.5, 0.07)))),
-		"nothing met": of(studies.Failed, strings.Repeat("a long story ", 20), unlike...),
+		"met":         studyOf(studies.Done, "", withArgs(doubted(sure(1233.5, 0.07)), studies.Default), with128(doubted(sure(1234.5, 0.07)))),
+		"nothing met": studyOf(studies.Failed, strings.Repeat("a long story ", 20), unlike...),
 
-		"both passed everywhere":           of(studies.Done, "", with(atLeast(1233.5), studies.Default), with128(atLeast(1234.5))),
-		"the default failed everywhere":    of(studies.Done, "", with(atMost(1200.5, 90), studies.Default), with128(atLeast(1234.5))),
-		"the default could not be started": of(studies.Done, "", with(oom, studies.Default), with(atLeast(1233.5), studies.Current), with128(atLeast(1234.5))),
+		"both passed everywhere":           studyOf(studies.Done, "", withArgs(atLeast(1233.5), studies.Default), with128(atLeast(1234.5))),
+		"the default failed everywhere":    studyOf(studies.Done, "", withArgs(atMost(1200.5, 90), studies.Default), with128(atLeast(1234.5))),
+		"the default could not be started": studyOf(studies.Done, "", withArgs(oom, studies.Default), withArgs(atLeast(1233.5), studies.Current), with128(atLeast(1234.5))),
 	} {
 		if text, _, _ := strings.Cut(written(t, StatusText, study, Options{}), "\n\n"); name != "nothing met" && strings.Contains(text, "…") {
 			t.Errorf("%s: the status is cut off:\n%s", name, text)
@@ -381,7 +422,7 @@ func TestBestFitsATerminal(t *testing.T) {
 
 // JSON and YAML contain the accepted changes of the world.
 func TestDocumentsHaveDrifts(t *testing.T) {
-	study := of(studies.Done, "", with(exact(2), studies.Default))
+	study := studyOf(studies.Done, "", withArgs(exact(2), studies.Default))
 	study.Events = []studies.Event{{Time: start, Kind: "resumed"}, {Time: start.Add(time.Hour), Kind: studies.Drift,
 		Changes: studies.Changes{{Fact: "slo", Was: new("120 ms"), Is: new("20 ms")}, {Fact: "seed", Was: new("1"), Is: new("2")}}}}
 	for name, write := range map[string]func(io.Writer, studies.Study, Options) error{"best": BestJSON, "status": StatusJSON, "status as YAML": StatusYAML} {
@@ -399,7 +440,7 @@ func TestDocumentsHaveDrifts(t *testing.T) {
 
 // A change that was undone before the next trial is not reported, and trials before and after it are compared.
 func TestAnUndoneChangeIsNotReported(t *testing.T) {
-	study := of(studies.Done, "", with(exact(2), studies.Default), exact(3))
+	study := studyOf(studies.Done, "", withArgs(exact(2), studies.Default), exact(3))
 	gpu := func(was, is string) studies.Changes { return studies.Changes{{Fact: "gpu", Was: &was, Is: &is}} }
 	for i, changes := range []studies.Changes{gpu("H200", "L4"), gpu("L4", "H200")} {
 		study.Events = append(study.Events, studies.Event{Time: start.Add(time.Duration(i) * time.Hour), Kind: studies.Drift, Trial: 1, Changes: changes})
@@ -449,7 +490,7 @@ func TestWholeReturnsFewTrials(t *testing.T) {
 		{"ten rows by default", many(unmet), 0, []int{studies.Nearest, 90, 91, 92, 93, 94, 95, 96, 97, 98, 99}},
 		{"no trials", nil, 3, []int{studies.Nearest}},
 	} {
-		if got := Whole(c.rows)(of(studies.Running, "", c.trials...)); !slices.Equal(got, c.want) {
+		if got := Whole(c.rows)(studyOf(studies.Running, "", c.trials...)); !slices.Equal(got, c.want) {
 			t.Errorf("%s: Whole(%d) = %v, want %v", c.name, c.rows, got, c.want)
 		}
 	}
@@ -458,8 +499,8 @@ func TestWholeReturnsFewTrials(t *testing.T) {
 func TestBestDecidesTies(t *testing.T) {
 	better := exact(2.7)
 	better.Result.Capacity.Low = 2.65
-	fewer := with(exact(2.7), studies.Sampled, "--a", "1")
-	more := with(exact(2.7), studies.Sampled, "--a", "1", "--b", "2")
+	fewer := withArgs(exact(2.7), studies.Sampled, "--a", "1")
+	more := withArgs(exact(2.7), studies.Sampled, "--a", "1", "--b", "2")
 	for _, c := range []struct {
 		name   string
 		trials []studies.Trial
@@ -475,7 +516,7 @@ func TestBestDecidesTies(t *testing.T) {
 		{"a running trial has no capacity yet", []studies.Trial{exact(2), {State: studies.Running, Result: exact(3).Result}}, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if best, ok := Best(of(studies.Done, "", c.trials...)); !ok || best.Trial.Number != c.want {
+			if best, ok := Best(studyOf(studies.Done, "", c.trials...)); !ok || best.Trial.Number != c.want {
 				t.Errorf("Best = trial %d, %t; want trial %d", best.Trial.Number, ok, c.want)
 			}
 		})
@@ -507,8 +548,8 @@ func TestGain(t *testing.T) {
 		{"the client was late in the best", sure(2, 0.03), late(3), 0, "", false, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			study := of(studies.Done, "", with(c.reference, studies.Default), c.best)
-			best := Winner{Trial: study.Trials[1], Found: study.Trials[1], Gain: gainOf(study.Trials[1], study.Trials, 2)}
+			study := studyOf(studies.Done, "", withArgs(c.reference, studies.Default), c.best)
+			best := Winner{Trial: study.Trials[1], Found: study.Trials[1], Gain: gainOf(studies.TotalCapacity, study.Trials[1], study.Trials, 2)}
 			g := best.Gain
 			if g == nil {
 				t.Fatal("gainOf = nil")
@@ -567,7 +608,7 @@ func TestTheReferenceIsTheDefaultWhereverItIs(t *testing.T) {
 	reference.Origin = studies.Default
 	trials := []studies.Trial{exact(9), sampled, reference, best}
 	trials[0].Origin = studies.Default
-	study := of(studies.Done, "", trials...)
+	study := studyOf(studies.Done, "", trials...)
 	study.Events = []studies.Event{{Kind: studies.Drift, Trial: 1, Changes: studies.Changes{{Fact: "server version", Was: new("1"), Is: new("2")}}}}
 	got, ok := Best(study)
 	if !ok || got.Trial.Number != 3 || got.Gain == nil || got.Gain.Trial != 2 || got.Gain.Why != "" {
@@ -606,7 +647,7 @@ func TestEvidenceIsTheMessage(t *testing.T) {
 	if got := LastWords(oom, 70); !slices.Equal(got, []string{"oom-start: CUDA out of memory.", "| loading", "| exit"}) {
 		t.Errorf("the last words are %q, want the evidence once", got)
 	}
-	if best := written(t, BestText, of(studies.Done, "", oom), Options{}); strings.Contains(best, "pid=") {
+	if best := written(t, BestText, studyOf(studies.Done, "", oom), Options{}); strings.Contains(best, "pid=") {
 		t.Errorf("best says\n%s", best)
 	}
 }
@@ -623,7 +664,7 @@ func TestAStudyWithoutALivingOwnerIsNotCalledRunning(t *testing.T) {
 		{"its lock cannot be read", func(s *studies.Study) { s.Unseen = "permission denied" }, "unknown: 0 of 3 trials done, it was running when it was last published; it is not known whether"},
 		{"its start was refused", func(s *studies.Study) { s.State, s.Note = studies.NotBegun, "no weights" }, "not begun: 0 of 3 trials done, no weights"},
 	} {
-		study := of(studies.Running, "", with(running(probe(0, 2, 50)), studies.Default))
+		study := studyOf(studies.Running, "", withArgs(running(probe(0, 2, 50)), studies.Default))
 		c.set(&study)
 		text := written(t, StatusText, study, Options{Planned: 3, Width: 200})
 		if !strings.Contains(text, c.want) || strings.Contains(strings.ReplaceAll(text, "it was running when", ""), "running") ||
@@ -664,7 +705,7 @@ func TestBestReportsThePrefixCache(t *testing.T) {
 		{"", "", []trial.Probe{probe(2, 0.5, true)}, ""},
 	} {
 		var l lines
-		l.cached(studies.Study{OldCache: row.old}, studies.Trial{Probes: row.probes, Result: trial.Result{Cache: row.cache}})
+		l.addCache(studies.Study{OldCache: row.old}, studies.Trial{Probes: row.probes, Result: trial.Result{Cache: row.cache}})
 		if got := l.String(); got != row.want {
 			t.Errorf("%q, %q: cached = %q, want %q", row.cache, row.old, got, row.want)
 		}
@@ -675,7 +716,7 @@ func TestBestReportsThePrefixCache(t *testing.T) {
 func TestTheBestTrialIsAlwaysShown(t *testing.T) {
 	trials := slices.Repeat([]studies.Trial{exact(1)}, 30)
 	trials[14] = exact(2)
-	study := of(studies.Done, "", trials...)
+	study := studyOf(studies.Done, "", trials...)
 	for _, order := range Orders {
 		var text strings.Builder
 		err := StatusText(&text, study, Options{Sort: order})

@@ -18,8 +18,8 @@ import (
 // lines are the lines of a report about a study.
 type lines struct{ render.Text }
 
-// known adds an item, unless its text is empty.
-func (l *lines) known(name, text string) {
+// addUnlessEmpty adds an item, unless its text is empty.
+func (l *lines) addUnlessEmpty(name, text string) {
 	if text != "" {
 		l.Item(name, "%s", text)
 	}
@@ -36,20 +36,19 @@ func simulatedMark(simulated bool) string {
 // capacityText writes a capacity with its interval, such as "2.71 req/s, 95 %: 2.52 to 2.91". Without an interval it
 // writes the bracket, as in "2.71 req/s (passed 2.62, failed 2.85)".
 func capacityText(c capacity.Capacity, simulated bool) string {
-	unit := " req/s" + simulatedMark(simulated)
+	unit := "req/s" + simulatedMark(simulated)
+	text := c.RateText(unit, render.Number)
 	switch {
-	case c.Limited != "" && c.Low < c.Rate:
-		return fmt.Sprintf("at least about %s%s: it passed while the load generator was late (%s)", render.Number(c.Rate), unit, c.Why)
+	case c.PassedLate():
+		return fmt.Sprintf("%s: it passed while the load generator was late (%s)", text, c.Why)
 	case c.Bound == capacity.AtLeast:
-		return fmt.Sprintf("at least %s%s (%s)", render.Number(c.Rate), unit, c.Why)
-	case c.Bound == capacity.Estimated:
-		return fmt.Sprintf("about %s%s, 95 %%: %s to %s", render.Number(c.Rate), unit, render.Number(c.Lowest), render.Number(c.Highest))
+		return fmt.Sprintf("%s (%s)", text, c.Why)
 	case c.Bound == capacity.AtMost:
-		return fmt.Sprintf("none: failed at %s%s", render.Number(c.High), unit)
-	case c.StdErr > 0:
-		return fmt.Sprintf("%s%s, 95 %%: %s to %s", render.Number(c.Rate), unit, render.Number(c.Lowest), render.Number(c.Highest))
+		return fmt.Sprintf("none: failed at %s %s", render.Number(c.High), unit)
+	case c.Bound == capacity.Estimated || c.StdErr > 0:
+		return text
 	}
-	return fmt.Sprintf("%s%s (%s)", render.Number(c.Rate), unit, bracketText(c))
+	return fmt.Sprintf("%s (%s)", text, bracketText(c))
 }
 
 // bracketText names the measured rates just below and just above a capacity.
@@ -75,8 +74,8 @@ func rateText(rate float64, bound capacity.Bound) string {
 	return render.Number(rate)
 }
 
-// resultText says in a few words how a trial ended: which limit breaks first, which limit broke at the lowest rate, or
-// how the server failed.
+// resultText says in a few words how a trial ended. It names the limit that breaks first, or the limit that broke at
+// the lowest rate, or the server's failure.
 func resultText(t studies.Trial) string {
 	switch {
 	case t.State != studies.Done:
@@ -97,8 +96,8 @@ func resultText(t studies.Trial) string {
 	return string(t.Result.Class)
 }
 
-// dropped says which trials were dropped, and why. It shows the newest trial of each class.
-func (l *lines) dropped(study studies.Study) {
+// addDropped says which trials were dropped, and why. It shows the newest trial of each class.
+func (l *lines) addDropped(study studies.Study) {
 	dropped := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool {
 		return t.State == studies.Done && t.Result.Outcome == trial.Dropped && t.Result.Class != serverctl.DroppedByRace
 	})
@@ -123,7 +122,7 @@ func StateOf(study studies.Study) (word, why string) {
 	case study.State == studies.Stopped && study.Life.Gone && study.Note == "":
 		return string(study.State), "its owner is gone; `tuner run` continues it"
 	}
-	return string(study.State), study.Note
+	return string(study.State), study.Explanation()
 }
 
 // stateText says how far the study is, such as "running: 12 of 30 trials done".

@@ -37,30 +37,31 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 		text.Item("stored", "%s ago", render.Span(max(0, o.Now.Sub(study.Updated))))
 	}
 	text.Item("trials", "%s", countsText(s))
-	text.Item("GPU time", "%s%s", render.Span(seconds(s.GPUSeconds)), simulatedMark(s.Simulated))
-	text.known("starts", startsText(study.Trials))
+	text.addGPUTime(study.Spent, s)
+	text.addUnlessEmpty("starts", startsText(study.Trials))
 	if met {
 		text.Item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
-		text.known("note", best.Trial.Result.Capacity.Doubt)
+		text.addUnlessEmpty("note", best.Trial.Result.Capacity.Doubt)
 		if advice, ok := o.advice(best.Trial); ok {
 			text.Item("advice", "%s", advice)
 		}
-		text.outdated(study, best)
+		text.addUnlessEmpty("per GPU", best.perGPUText())
+		text.addOutdated(study, best)
 		text.Item("gain", "%s", gainText(best))
-		text.known("", trustText(best))
+		text.addUnlessEmpty("", trustText(best))
 	} else {
 		text.Item("best", "%s", Unmet(study))
 	}
-	text.dropped(study)
-	text.priors(study)
-	text.restored(study)
+	text.addDropped(study)
+	text.addPriors(study)
+	text.addRestored(study)
 	for _, t := range study.Trials {
 		if t.State == studies.Running {
 			text.Item(unfinishedText(study, "now"), "trial %d (%s), %s", t.Number, t.Origin, probesText(t.Probes))
 		}
 	}
 	if len(study.Trials) > 0 {
-		text.table(study, best, o)
+		text.addTable(study, best, o)
 	}
 	out := lines{render.Text{Width: o.Width}}
 	for line := range strings.Lines(text.String()) {
@@ -69,7 +70,8 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	return out.Flush(w)
 }
 
-// unfinishedText returns the word for an unfinished trial: running if its study is running, and otherwise "half done".
+// unfinishedText returns the text for an unfinished trial. If its study is running, this is the given text, and
+// otherwise "half done".
 func unfinishedText(study studies.Study, running string) string {
 	if word, _ := StateOf(study); word != string(studies.Running) {
 		return "half done"
@@ -80,7 +82,7 @@ func unfinishedText(study studies.Study, running string) string {
 // startsText says how long the start of a server takes, and which part of it is the longest; "" if no server reported
 // the parts.
 func startsText(trials []studies.Trial) string {
-	const newest = 1000 // so many of the newest trials are enough for medians
+	const newest = 1000 // this many of the newest trials are enough for medians
 	starts := studies.StartsOf(trials[max(0, len(trials)-newest):])
 	const minShown = 5 * time.Second
 	if starts.Cold < minShown || len(starts.Parts) == 0 { // a start in virtual time has no parts
@@ -99,23 +101,21 @@ func probesText(probes []trial.Probe) string {
 	if len(probes) == 0 {
 		return "no probe yet"
 	}
-	last, verdict := probes[len(probes)-1], "passed"
-	switch {
-	case last.Verdict.ClientLimited != "":
-		verdict = "was client-limited"
-	case !last.Verdict.Pass:
-		verdict = "failed"
+	last := probes[len(probes)-1]
+	verdict := last.Verdict.Word()
+	if last.Verdict.ClientLimited != "" {
+		verdict = "was " + verdict
 	}
 	return fmt.Sprintf("%s; the last %s at %s req/s: %s", render.Count(len(probes), "probe"), verdict, render.Number(last.Rate), last.Verdict.Reason)
 }
 
-// table adds a table of trials. The best trial is always in it.
-func (l *lines) table(study studies.Study, best Winner, o Options) {
-	shown := rowsOf(study.Trials, best, o)
+// addTable adds a table of trials. The best trial is always in it.
+func (l *lines) addTable(study studies.Study, best Winner, o Options) {
+	shown := rowsOf(study, best, o)
 	short := render.ShortNames(searched(shown))
 	t := render.Table{Columns: []render.Column{
 		{Head: "#", Right: true}, {Head: "origin", Rank: 3}, {Head: "req/s", Right: true}, {Head: "vs best", Right: true, Rank: 2},
-		{Head: "result", Min: 10, Rank: 1}, {Head: "point", Min: 24, Rank: 4},
+		{Head: "result", ShrinkTo: 10, Rank: 1}, {Head: "point", ShrinkTo: 24, Rank: 4},
 	}}
 	for _, trial := range shown {
 		result := resultText(trial)
@@ -125,8 +125,7 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 		t.Rows = append(t.Rows, []string{fmt.Sprint(trial.Number), string(trial.Origin), shortCapacity(trial), against(trial, best), result, pointText(trial.Point, short)})
 	}
 	l.Line("")
-	lines := t.Lines(l.Columns())
-	for _, line := range lines {
+	for _, line := range t.Lines(l.Columns()) {
 		l.Line("%s", line)
 	}
 	if best.confirmed() {
@@ -135,19 +134,20 @@ func (l *lines) table(study studies.Study, best Winner, o Options) {
 	if left := len(study.Trials) - len(shown); left > 0 {
 		l.Line("(%s more: --all)", render.Count(left, "trial"))
 	}
-	if len(short) > 0 && strings.Contains(lines[0], "point") { // a narrow table drops the points
+	points := len(t.Columns) - 1
+	if len(short) > 0 && t.Shows(points, l.Columns()) { // a narrow table drops the points
 		l.Line("")
 		l.WriteString(render.Legend(short, l.Columns()))
 	}
 }
 
 // rowsOf chooses and orders the rows of the table.
-func rowsOf(trials []studies.Trial, best Winner, o Options) []studies.Trial {
-	all := slices.Clone(trials)
+func rowsOf(study studies.Study, best Winner, o Options) []studies.Trial {
+	all, objective := slices.Clone(study.Trials), study.DecidingObjective()
 	switch o.Sort {
 	case oldest:
 	case fastest:
-		slices.SortStableFunc(all, func(a, b studies.Trial) int { return cmp.Compare(rateOf(b), rateOf(a)) })
+		slices.SortStableFunc(all, func(a, b studies.Trial) int { return cmp.Compare(rateOf(objective, b), rateOf(objective, a)) })
 	default:
 		slices.Reverse(all)
 	}
@@ -163,12 +163,12 @@ func rowsOf(trials []studies.Trial, best Winner, o Options) []studies.Trial {
 }
 
 // rateOf returns the capacity by which trials are sorted; -1 for a trial without one.
-func rateOf(t studies.Trial) float64 {
-	switch {
+func rateOf(o studies.Objective, t studies.Trial) float64 {
+	switch c := o.Of(t); {
 	case t.Met():
-		return t.Result.Capacity.Carried()
-	case t.Result.Capacity.Bound == capacity.Estimated:
-		return t.Result.Capacity.Rate
+		return c.Carried()
+	case c.Bound == capacity.Estimated:
+		return c.Rate
 	}
 	return -1
 }
@@ -181,20 +181,20 @@ func against(t studies.Trial, best Winner) string {
 	case t.Number == best.Trial.Number, t.Number == best.Found.Number:
 		return "best"
 	}
-	is, than := t.Result.Capacity, best.Found.Result.Capacity
+	is, than := best.objective.Of(t), best.objective.Of(best.Found)
 	if t.Origin == studies.Confirmed {
-		than = best.Trial.Result.Capacity
+		than = best.objective.Of(best.Trial)
 	}
-	text := render.Percent(is.Rate/than.Rate - 1)
+	change := is.Rate/than.Rate - 1
 	switch {
 	case is.Limited != "" || than.Bound == capacity.AtLeast && is.Bound == capacity.AtLeast || than.Limited != "":
 		return "-"
 	case is.Bound == capacity.AtLeast:
-		return ">=" + strings.ReplaceAll(text, " ", "")
+		return ">=" + render.ShortPercent(change)
 	case than.Bound == capacity.AtLeast:
-		return "<=" + strings.ReplaceAll(text, " ", "")
+		return "<=" + render.ShortPercent(change)
 	}
-	return text
+	return render.Percent(change)
 }
 
 // nothingSet stands for a point without flags.
@@ -217,14 +217,14 @@ func searched(trials []studies.Trial) []string {
 	return lo.Uniq(lo.FlatMap(trials, func(t studies.Trial, _ int) []string { return lo.Keys(t.Point) }))
 }
 
-// TrialLines sums up a finished trial for a log, in one line if that fits. short has the short names of the flags. mark
-// is written after the point.
-func TrialLines(t studies.Trial, short map[string]string, mark string, width int) (all []string) {
+// TrialLines sums up a finished trial for a log, in one line if the line fits. It writes each flag by its name in
+// shortNames, and writes the mark after the point.
+func TrialLines(t studies.Trial, shortNames map[string]string, mark string, width int) (all []string) {
 	table := render.Table{
-		Columns: []render.Column{{Least: 8}, {Least: 7}, {Least: 12, Right: true}, {Least: maxResult}, {Wraps: true, Min: minPoint}},
+		Columns: []render.Column{{MinWidth: 8}, {MinWidth: 7}, {MinWidth: 12, Right: true}, {MinWidth: maxResult}, {Wraps: true, ShrinkTo: minPoint}},
 		Rows: [][]string{{
 			fmt.Sprintf("trial %2d", t.Number), string(t.Origin), shortCapacity(t) + " req/s", render.Clip(resultText(t), maxResult),
-			pointText(t.Point, short) + " " + mark,
+			pointText(t.Point, shortNames) + " " + mark,
 		}},
 	}
 	all = table.Lines(width)
@@ -250,7 +250,7 @@ const maxLastLines = 5
 // LastWords says why a trial failed or was dropped. For a failed server it shows the log line that proves the cause,
 // and the last lines of the log. It returns nil for a trial that was measured.
 func LastWords(t studies.Trial, width int) []string {
-	if t.State != studies.Done || measured(t) || t.Result.Class == serverctl.DroppedByRace { // the line of a lost race says all
+	if t.State != studies.Done || measured(t) || t.Result.Class == serverctl.DroppedByRace { // the result of a trial that lost the race says everything
 		return nil
 	}
 	if t.Result.Outcome == trial.Dropped {
@@ -259,7 +259,7 @@ func LastWords(t studies.Trial, width int) []string {
 	tail := t.Result.Tail
 	last := []string{fmt.Sprintf("%s: %s", serverctl.Words(t.Result.Class, t.Result.Cause), evidence(t))}
 	for _, line := range tail[max(0, len(tail)-maxLastLines):] {
-		if text := message(line); text != message(t.Result.Evidence) { // the first line shows the evidence already
+		if text := message(line); text != message(t.Result.Evidence) { // the first line already shows the evidence
 			last = append(last, "| "+text)
 		}
 	}
@@ -297,10 +297,10 @@ type trialItem struct {
 	Class    serverctl.Class `json:"class,omitempty"`
 	Cause    serverctl.Cause `json:"cause,omitempty"`
 	Evidence string          `json:"evidence,omitempty"`
-	Capacity float64         `json:"capacity_rps,omitempty"` // see bound
+	Capacity float64         `json:"capacity_rps,omitempty"` // see the field Bound
 	Lowest   float64         `json:"lowest_rps,omitempty"`   // lower end of the 95 % interval of the capacity, if it has one
 	Highest  float64         `json:"highest_rps,omitempty"`  // upper end of that interval
-	StdErr   float64         `json:"std_err,omitempty"`      // of ln capacity
+	StdErr   float64         `json:"std_err,omitempty"`      // standard error of ln(capacity)
 	Doubt    string          `json:"doubt,omitempty"`        // what contradicts the capacity
 	Bound    capacity.Bound  `json:"bound,omitempty"`
 	Binding  string          `json:"binding,omitempty"`

@@ -1,4 +1,4 @@
-// Package rights chooses the permissions of a study's files and directories. It creates none.
+// Package rights chooses the permissions of a study's files and directories. It creates no file or directory.
 package rights
 
 import (

@@ -1,7 +1,7 @@
 // Package silent gives up on disks that no longer answer. It never looks at what is on them.
 //
-// Network disks must be mounted with the option hard. While its server is gone, such a disk does not answer. A call to
-// it waits in the kernel, and only the end of the process ends the call.
+// Network disks must be mounted with the option hard. Such a disk does not answer while its server is gone. A call to
+// the disk then waits in the kernel, and only the end of the process ends the call.
 package silent
 
 import (
@@ -20,9 +20,9 @@ import (
 )
 
 const (
-	// Patience is how long a disk may take to answer. In this time, an NFS client with the default timeo=600 has sent
+	// patience is how long a disk may take to answer. In this time, an NFS client with the default timeo=600 has sent
 	// its request twice.
-	Patience    = 90 * time.Second
+	patience    = 90 * time.Second
 	noticeAfter = 5 * time.Second // after this time, the user learns which disk the command waits for
 	askInterval = 2 * time.Second
 	finishTime  = 5 * time.Second // how long the current step may go on after the user stops the command
@@ -32,22 +32,22 @@ const (
 type DiskError string
 
 func (path DiskError) Error() string {
-	return fmt.Sprintf("%s does not answer within %s; check that its server runs and can be reached (nfsstat -m and dmesg say more)", string(path), render.Took(Patience))
+	return fmt.Sprintf("%s does not answer within %s; check that its server runs and can be reached (nfsstat -m and dmesg say more)", string(path), render.Took(patience))
 }
 
 // Is matches fence.ErrSilent: nothing is lost, and the next try may succeed.
 func (DiskError) Is(target error) bool { return target == fence.ErrSilent }
 
-// Await returns the results of do, or the cause of ctx if ctx ends first. If ctx ends first, do continues in the
-// background.
-func Await[T any](ctx context.Context, do func() (T, error)) (T, error) {
+// Await returns the results of the operation. If ctx ends first, Await returns the cause, and the operation continues
+// in the background.
+func Await[T any](ctx context.Context, operation func() (T, error)) (T, error) {
 	type answer struct {
 		value T
 		err   error
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		value, err := do()
+		value, err := operation()
 		answers <- answer{value, err}
 	}()
 	select {
@@ -59,34 +59,35 @@ func Await[T any](ctx context.Context, do func() (T, error)) (T, error) {
 	}
 }
 
-// Within runs do. If do takes longer than Patience, Within returns a DiskError for path.
-func Within[T any](ctx context.Context, path string, do func() (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, Patience, DiskError(path))
+// Within runs the operation. If that takes longer than patience, Within returns a DiskError for path.
+func Within[T any](ctx context.Context, path string, operation func() (T, error)) (T, error) {
+	ctx, cancel := context.WithTimeoutCause(ctx, patience, DiskError(path))
 	defer cancel()
-	return Await(ctx, do)
+	return Await(ctx, operation)
 }
 
-// Watch runs do while the disks of the paths answer. It gives up when one of them has been silent for Patience. When
-// ctx ends, do gets another five seconds. Messages to the user about a slow disk go to notes.
-func Watch[T any](ctx context.Context, notes io.Writer, paths []string, do func() (T, error)) (T, error) {
-	return watch(ctx, watcher{notes: notes, paths: paths, ask: askDisk}, do)
+// Watch runs the operation while the disks of the paths answer. It gives up when one of the disks has been silent for
+// patience. When ctx ends, the operation gets another five seconds. While a disk is slow, Watch writes messages for the
+// user to notes.
+func Watch[T any](ctx context.Context, notes io.Writer, paths []string, operation func() (T, error)) (T, error) {
+	return watch(ctx, watcher{notes: notes, paths: paths, ask: askDisk}, operation)
 }
 
 // A watcher checks, again and again, whether disks answer.
 type watcher struct {
 	notes io.Writer
 	paths []string
-	ask   func(path string) // returns when the disk has answered
+	ask   func(path string) // a function that returns when the disk has answered
 }
 
-func watch[T any](ctx context.Context, w watcher, do func() (T, error)) (T, error) {
+func watch[T any](ctx context.Context, w watcher, operation func() (T, error)) (T, error) {
 	watching, stop := context.WithCancel(ctx)
 	waiting, giveUp := context.WithCancelCause(context.WithoutCancel(ctx))
 	gone := make(chan struct{})
 	go func() {
 		defer close(gone)
 		err := w.run(watching)
-		if err == nil && sleep(waiting, finishTime) { // ctx has ended, and do is still running
+		if err == nil && fence.Sleep(waiting, finishTime) == nil { // ctx has ended, and the operation is still running
 			err = context.Cause(ctx)
 		}
 		giveUp(err)
@@ -96,7 +97,7 @@ func watch[T any](ctx context.Context, w watcher, do func() (T, error)) (T, erro
 		stop()
 		<-gone
 	}()
-	return Await(waiting, do)
+	return Await(waiting, operation)
 }
 
 // run returns an error when a disk is silent, and nil when the context ends.
@@ -107,13 +108,13 @@ func (w watcher) run(ctx context.Context) error {
 				return err
 			}
 		}
-		sleep(ctx, askInterval)
+		_ = fence.Sleep(ctx, askInterval)
 	}
 	return nil
 }
 
 // await returns nil when the disk of one path has answered, or when the context ends. If neither happens within
-// Patience, it returns a DiskError.
+// patience, it returns a DiskError.
 func (w watcher) await(ctx context.Context, path string) error {
 	ctx, answered := context.WithCancel(ctx)
 	defer answered()
@@ -121,27 +122,17 @@ func (w watcher) await(ctx context.Context, path string) error {
 		defer answered()
 		w.ask(path)
 	}()
-	if sleep(ctx, noticeAfter) {
-		fmt.Fprintf(w.notes, "the disk of %s does not answer; waiting for at most %s\n", path, render.Took(Patience))
-		if sleep(ctx, Patience-noticeAfter) {
+	if fence.Sleep(ctx, noticeAfter) == nil {
+		fmt.Fprintf(w.notes, "the disk of %s does not answer; waiting for at most %s\n", path, render.Took(patience))
+		if fence.Sleep(ctx, patience-noticeAfter) == nil {
 			return DiskError(path)
 		}
 	}
 	return nil
 }
 
-// sleep waits for d and returns true, or returns false if the context ends first.
-func sleep(ctx context.Context, d time.Duration) bool {
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(d):
-		return true
-	}
-}
-
 // askDisk asks the disk of a path for its size, which this host does not cache. If the path does not exist, it asks for
-// the nearest directory above it that does. It ignores errors.
+// the nearest parent that exists. It ignores errors.
 func askDisk(path string) {
 	var s unix.Statfs_t
 	for errors.Is(unix.Statfs(path, &s), fs.ErrNotExist) && path != filepath.Dir(path) {

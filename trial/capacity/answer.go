@@ -6,13 +6,15 @@ import (
 	"math"
 	"slices"
 	"strings"
+
+	"vllmtuner/render"
 )
 
 // deviations says how many standard deviations on each side of the mean hold 95 % of a normal distribution.
 const deviations = 1.96
 
-// halfWidth is half the width of a rate's 95 % interval, as a fraction of the rate. stdErr is the standard error of ln
-// rate.
+// halfWidth is half the width of a rate's 95 % interval, as a fraction of the rate. The parameter stdErr is the
+// standard error of ln rate.
 func halfWidth(stdErr float64) float64 { return math.Exp(deviations*stdErr) - 1 }
 
 // byRate returns the steps in ascending order of their rates. At equal rates the failed steps come first, so that the
@@ -29,7 +31,7 @@ func byRate(steps []Step) []Step {
 	})
 }
 
-// answer returns the capacity that the steps so far show. why is the reason for the end of the search.
+// answer returns the capacity that the steps so far show. The parameter why is the reason for the end of the search.
 func (l *searchState) answer(why string) (Capacity, error) {
 	c := Capacity{Probes: len(l.steps), Why: why, Steps: l.steps}
 	low, high := l.low, l.high
@@ -42,9 +44,9 @@ func (l *searchState) answer(why string) (Capacity, error) {
 	}
 	switch limited := l.limited(); {
 	case limited != nil && low == nil:
-		return Capacity{}, fmt.Errorf("%w, already at %.4g req/s: %s", ErrLimited, limited.Rate, limited.Limited)
+		return Capacity{}, fmt.Errorf("%w, already at %s req/s: %s", ErrLimited, render.Rate(limited.Rate), limited.Limited)
 	case limited != nil:
-		c.Limited, c.Why = limited.Limited, fmt.Sprintf("at %.4g req/s %s", limited.Rate, limited.Limited)
+		c.Limited, c.Why = limited.Limited, fmt.Sprintf("at %s req/s %s", render.Rate(limited.Rate), limited.Limited)
 	case high == nil:
 	case low == nil:
 		c.Rate, c.Bound, c.Binding, c.InFlight = high.Rate, AtMost, high.Binding, high.InFlight
@@ -92,7 +94,7 @@ func highestPass(steps []Step, limit float64) (rate float64) {
 // addInterval replaces the interpolated rate with the estimate from all requests, and adds the interval.
 func (l *searchState) addInterval(c *Capacity) {
 	e, ok := l.estimate()
-	if l.Race.on() && !(c.Bound == AtLeast && c.Low >= l.Max) { // no rate above Max is offered, so a pass there is a bound
+	if l.Race.active() && !(c.Bound == AtLeast && c.Low >= l.Max) { // Max is the highest rate offered, so a pass there is only a lower bound
 		if rate, stdErr, ratioErr, tells := l.againstBest(); tells && c.Limited == "" {
 			c.raced(rate, stdErr, &e)
 			c.RatioErr = ratioErr
@@ -109,23 +111,23 @@ func (l *searchState) addInterval(c *Capacity) {
 		c.setError(e.stdErr, e.pieces)
 		l.reconcile(c)
 		if now := halfWidth(e.stdErr); l.Precision > 0 && now > 1.1*l.Precision {
-			c.addDoubt("it is known to ±%.2g %%; ±%.3g %% was wanted", 100*now, 100*l.Precision)
+			c.addDoubt("it is known to ±%s %%; ±%s %% was wanted", render.Digits(100*now, 2), render.Digits(100*l.Precision, 2))
 		}
 	case AtLeast:
 		c.Lowest = min(c.Low, rate*math.Exp(-deviations*e.stdErr))
 	}
 }
 
-// setError sets the standard error and the interval of a rate that all requests estimate.
+// setError sets the standard error and the interval of a rate that was estimated from all requests.
 func (c *Capacity) setError(stdErr float64, pieces []Piece) {
 	c.StdErr, c.Pieces = stdErr, pieces
 	c.Lowest, c.Highest = c.Rate*math.Exp(-deviations*stdErr), c.Rate*math.Exp(deviations*stdErr)
 }
 
-// raced sets the rate that a race has found, in place of a bound. A pass alone is no capacity: the draw may have been
-// easy.
+// raced sets the rate that a race has found, in place of a bound. A pass alone is no capacity, because the requests of
+// its draw (one set of random requests) may have been easy.
 func (c *Capacity) raced(rate, stdErr float64, e *estimate) {
-	if c.Bound == Exact { // a comparison that the server's own verdicts refute is wrong
+	if c.Bound == Exact { // the server's own verdicts overrule a comparison that contradicts them
 		off := math.Exp(stdErr)
 		rate = min(max(rate, c.Low/off), c.High*off)
 	} else {
@@ -135,12 +137,13 @@ func (c *Capacity) raced(rate, stdErr float64, e *estimate) {
 	c.setError(stdErr, e.pieces)
 }
 
-// reconcile sets the bracket to the verdicts next to the estimated rate that agree with it. It adds a doubt if verdicts
+// reconcile sets the bracket to the nearest verdicts that agree with the estimated rate. It adds a doubt if verdicts
 // contradict the rate.
 //
-// A verdict is one draw, and the estimate knows all requests. So a rate may lie below a rate that passed, or above one
-// that failed, but by no more than its standard error: a fit that is farther off has the wrong shape. Capacities that
-// were lifted to a lucky pass would tie, and a search would believe the luck.
+// A verdict comes from one draw (one set of random requests), and the estimate comes from all requests. So the
+// estimated rate may lie below a rate that passed, or above a rate that failed. It may lie outside the bracket by at
+// most its standard error, because a fit that is farther off has the wrong shape. The rate is not raised to the highest
+// rate that passed, because that pass may be luck.
 func (l *searchState) reconcile(c *Capacity) {
 	rate := c.Rate
 	var pass, fail *Step // the nearest steps whose verdicts agree with the rate
@@ -158,7 +161,7 @@ func (l *searchState) reconcile(c *Capacity) {
 		}
 	}
 	if pass == nil || fail == nil { // no lower step passed, or no higher step failed
-		c.addDoubt("all requests together estimate %.4g req/s, outside the rates that passed and failed", rate)
+		c.addDoubt("the estimate from all requests, %s req/s, lies outside the rates that passed and failed", render.Rate(rate))
 		off := math.Exp(c.StdErr)
 		c.Rate = min(max(rate, c.Low/off), c.High*off)
 		c.Lowest, c.Highest = min(c.Lowest, c.Rate), max(c.Highest, c.Rate)
@@ -177,22 +180,22 @@ func (c *Capacity) addDoubt(format string, args ...any) {
 	c.Doubt += fmt.Sprintf(format, args...)
 }
 
-// contradiction names the probes that contradict the answer. contrary has their rates, ascending; of is the number of
-// all probes.
-func contradiction(contrary []float64, of int) string {
+// contradiction names the probes that contradict the answer. It takes the rates of these probes in ascending order, and
+// the number of all probes.
+func contradiction(contrary []float64, allProbes int) string {
 	const few = 3
 	if len(contrary) == 1 {
-		return fmt.Sprintf("one probe, at %.4g req/s, contradicts", contrary[0])
+		return fmt.Sprintf("one probe, at %s req/s, contradicts", render.Rate(contrary[0]))
 	}
-	distinct := slices.Compact(slices.Clone(contrary)) // they are sorted
+	distinct := slices.Compact(slices.Clone(contrary)) // the rates are sorted
 	if len(distinct) > few {
-		return fmt.Sprintf("%d of %d probes, at %.4g to %.4g req/s, contradict", len(contrary), of, distinct[0], distinct[len(distinct)-1])
+		return fmt.Sprintf("%d of %d probes, at %s to %s req/s, contradict", len(contrary), allProbes, render.Rate(distinct[0]), render.Rate(distinct[len(distinct)-1]))
 	}
 	words := make([]string, len(distinct))
 	for i, rate := range distinct {
-		words[i] = fmt.Sprintf("%.4g", rate)
+		words[i] = render.Rate(rate)
 	}
-	return fmt.Sprintf("%d of %d probes, at %s req/s, contradict", len(contrary), of, strings.Join(words, " and "))
+	return fmt.Sprintf("%d of %d probes, at %s req/s, contradict", len(contrary), allProbes, strings.Join(words, " and "))
 }
 
 // interpolate returns the rate at which the headroom crosses zero, if the headroom is linear in ln rate.

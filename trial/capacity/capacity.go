@@ -5,6 +5,7 @@ package capacity
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 )
@@ -18,7 +19,7 @@ const (
 	AtLeast Bound = "at least" // passed at the highest rate that was offered, or that the load generator could offer
 	AtMost  Bound = "at most"  // failed at the lowest rate that was offered
 
-	// Estimated is a rate with an interval that no bracket confirms. A server that lost a race has it.
+	// Estimated is a rate with an interval, but without a bracket. A server that lost a race has such a capacity.
 	Estimated Bound = "estimated"
 )
 
@@ -38,7 +39,7 @@ type Outcome struct {
 	// interval.
 	Evidence *Evidence `json:"-"`
 
-	Seen float64 `json:"-"` // part of the window's requests that were due before the probe ended; 1 unless it ended early
+	Seen float64 `json:"-"` // fraction of the window's requests that were due before the probe ended; 1 unless the probe ended early
 
 	Took time.Duration `json:"-"` // how long the probe took; 0 where that is not known
 }
@@ -59,7 +60,7 @@ type Probe func(ctx context.Context, rate float64) (Outcome, error)
 type Capacity struct {
 	Rate     float64 `json:"rate"` // requests per second; for AtMost the lowest failed rate, which is no capacity
 	Low      float64 `json:"low"`  // highest rate up to Rate that passed, with the load generator on time; 0 when none did
-	High     float64 `json:"high"` // lowest failed rate that is not below Rate; 0 when there is none. See Doubt for exceptions
+	High     float64 `json:"high"` // lowest failed rate at or above Rate; 0 when there is none. If there is a Doubt, Rate may be slightly higher
 	Bound    Bound   `json:"bound"`
 	Binding  string  `json:"binding"`   // limit that breaks first
 	InFlight float64 `json:"in_flight"` // requests in flight at Rate, interpolated between the neighbouring probes
@@ -72,8 +73,9 @@ type Capacity struct {
 	Highest float64 `json:"highest,omitempty"`
 	StdErr  float64 `json:"std_err,omitempty"` // standard error of ln Rate; 0 if there is no interval
 
-	// RatioErr is the standard error of ln of its ratio to the capacity that it raced against, and to the capacities before
-	// that one. All capacities of a study share the other errors. It is 0 if there was no race.
+	// RatioErr is the part of StdErr that the capacities of a study do not share. It combines two errors: the standard
+	// error of ln(Rate / best), and the RatioErr of best. Here best is the capacity that this one raced against.
+	// RatioErr is 0 if there was no race.
 	RatioErr float64 `json:"ratio_err,omitempty"`
 
 	// Pieces say how much each block of requests moved the estimate. Compare needs them if two capacities were measured
@@ -106,4 +108,36 @@ func (c Capacity) Carried() float64 {
 		return c.Low
 	}
 	return 0
+}
+
+// PassedLate reports whether Rate passed only while the load generator was late.
+func (c Capacity) PassedLate() bool { return c.Limited != "" && c.Low < c.Rate }
+
+// RateText writes the rate with a unit, and with the 95 % interval if there is one: "2.71 req/s, 95 %: 2.52 to 2.91". A
+// bound begins with "at least". The parameter figure writes a rate without its unit.
+func (c Capacity) RateText(unit string, figure func(float64) string) string {
+	rate := figure(c.Rate) + " " + unit
+	interval := fmt.Sprintf(", 95 %%: %s to %s", figure(c.Lowest), figure(c.Highest))
+	switch {
+	case c.PassedLate():
+		return "at least about " + rate
+	case c.Bound == AtLeast:
+		return "at least " + rate
+	case c.Bound == Estimated:
+		return "about " + rate + interval
+	case c.StdErr > 0:
+		return rate + interval
+	}
+	return rate
+}
+
+// Times returns the capacity with all its rates multiplied by a factor. The rates of the Steps do not change.
+func (c Capacity) Times(factor float64) Capacity {
+	c.Rate *= factor
+	c.Low *= factor
+	c.High *= factor
+	c.Lowest *= factor
+	c.Highest *= factor
+	c.InFlight *= factor
+	return c
 }

@@ -4,23 +4,23 @@ import "math"
 
 // A Comparison says how much higher one capacity is than another, and how certain that is.
 type Comparison struct {
-	Ratio   float64 `json:"ratio"`    // of the two rates
+	Ratio   float64 `json:"ratio"`    // rate of the first, divided by the rate of the second
 	Lowest  float64 `json:"lowest"`   // lower end of the ratio's 95 % interval
-	Highest float64 `json:"highest"`  // upper end
-	Better  float64 `json:"p_better"` // probability that the first is the higher one
+	Highest float64 `json:"highest"`  // upper end of this interval
+	Better  float64 `json:"p_better"` // probability that the first capacity is higher
 
-	stdErr float64 // of ln Ratio
+	stdErr float64 // standard error of ln Ratio
 }
 
 // Distinguishable reports whether the first capacity is higher with a probability of at least 97.5 %. For equal
 // capacities this happens by chance in 2.5 of 100 comparisons.
 func (c Comparison) Distinguishable() bool { return c.Better >= 0.975 }
 
-// Compare compares capacity a with b. It assumes that the errors of ln rate have a normal distribution. If both were
-// measured with the same requests, a burst among them moves both capacities the same way. Their ratio then has a
-// smaller error, and their pieces show how much smaller.
+// Compare compares capacity a with b. It assumes that the errors of ln rate have a normal distribution. If a and b were
+// measured with the same requests, a burst among these requests moves both capacities the same way. The ratio of the
+// two then has a smaller error, and their pieces show how much smaller.
 //
-// ok is false if a or b is a bound, or has no standard error.
+// If a or b is only a bound, or has no standard error, ok is false.
 func Compare(a, b Capacity) (c Comparison, ok bool) {
 	if !a.Known() || !b.Known() || !(a.StdErr > 0 && b.StdErr > 0) {
 		return c, false
@@ -36,10 +36,10 @@ func Compare(a, b Capacity) (c Comparison, ok bool) {
 	}, true
 }
 
-// Among corrects a comparison whose first capacity was chosen as the best of n that were all compared with the second.
-// The luckiest of n equal capacities looks better than it is. After the correction, Better exceeds 0.975 by chance in
-// at most 2.5 of 100 choices. Lowest is too high in at most 2.5 of 100 choices. This holds for any number of truly
-// better capacities among the n (Šidák's inequality).
+// Among corrects a comparison for a choice: n capacities were compared with the second one, and the best of them is the
+// first. The luckiest of n equal capacities looks better than it is. After the correction, Better exceeds 0.975 by
+// chance in at most 2.5 of 100 choices. Lowest is too high in at most 2.5 of 100 choices. This holds for any number of
+// truly better capacities among the n (Šidák's inequality).
 func (c Comparison) Among(n int) Comparison {
 	c.Better = math.Pow(c.Better, float64(n))
 	c.Lowest = c.Ratio * math.Exp(-deviationsAmong(n)*c.stdErr)
@@ -66,8 +66,8 @@ func deviationsAmong(n int) float64 {
 const maxCorrelation = 0.95
 
 // correlation estimates how the errors of two capacities correlate, from 0 to maxCorrelation. It compares their pieces,
-// which say how much the same requests moved each capacity. For some pairs of simulated servers, the interval of the
-// ratio was one to three times as wide as the true error.
+// which say how much the same requests moved each capacity. The estimate is more likely too low than too high: for some
+// pairs of simulated servers, the interval of the ratio was one to three times as wide as the true error.
 func correlation(a, b Capacity) float64 {
 	moved := make(map[Piece]float64)
 	var ab, aa, bb float64

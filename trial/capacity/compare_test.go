@@ -18,13 +18,13 @@ func TestCompare(t *testing.T) {
 		better          float64
 		distinguishable bool
 	}{
-		{"equals are as likely better as worse", of(2, 0.1), of(2, 0.1), true, 0.758, 1.319, 0.5, false},
+		{"of two equals, each is as likely the better one", of(2, 0.1), of(2, 0.1), true, 0.758, 1.319, 0.5, false},
 		{"a fifth more, each known to 3 %: sure", of(2.4, 0.03), of(2, 0.03), true, 1.104, 1.304, 1, true},
 		{"a fifth more, each known to 10 %: not sure", of(2.4, 0.1), of(2, 0.1), true, 0.909, 1.583, 0.901, false},
 		{"two standard errors of the difference are enough", of(math.Exp(0.1), 0.03), of(1, 0.04), true, 1.002, 1.219, 0.977, true},
 		{"the worse one is not better", of(2, 0.03), of(2.4, 0.03), true, 0.767, 0.906, 0, false},
 		{"a lower bound cannot be compared", bound, of(1, 0.1), false, 0, 0, 0, false},
-		{"nor can it with one", of(1, 0.1), bound, false, 0, 0, 0, false},
+		{"no capacity can be compared with a lower bound", of(1, 0.1), bound, false, 0, 0, 0, false},
 		{"an unknown error says nothing", of(3, 0), of(1, 0.1), false, 0, 0, 0, false},
 	} {
 		c, ok := Compare(row.a, row.b)
@@ -38,8 +38,8 @@ func TestCompare(t *testing.T) {
 	}
 }
 
-// If the standard errors are correct, the interval holds the true ratio in 95 of 100 comparisons. Of 100 comparisons of equal
-// capacities, 2.5 call the first one better.
+// If the standard errors are correct, the interval holds the true ratio in 95 of 100 comparisons. Of 100 comparisons of
+// equal capacities, 2.5 call the first one better.
 func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	const rounds = 20_000
@@ -66,8 +66,9 @@ func TestComparisonsAreAsSureAsTheySay(t *testing.T) {
 	}
 }
 
-// The best of many equal capacities is called better in at most 2.5 of 100 choices, however many there are. The lower
-// end of its interval is too high in at most 2.5 of 100 choices, too.
+// Each round picks the best of n measured capacities, and compares it with a reference. All true capacities are equal.
+// For any n, at most 2.5 % of the rounds call the best one better than the reference. In at most 2.5 % of the rounds,
+// the lower end of its interval lies above the true capacity.
 func TestTheBestOfManyEqualsIsNoBetter(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 6))
 	for _, n := range []int{1, 2, 8, 30} {
@@ -129,11 +130,11 @@ func TestTheSameLuckIsNotInTheRatio(t *testing.T) {
 		want float64 // standard error of ln(ratio), as a multiple of one capacity's standard error
 	}{
 		{"other requests", of(4, 0.02, -0.01, 0.03, -0.04), math.Sqrt2},
-		{"nothing known of them", of(3), math.Sqrt2},
-		{"the same ones and the same luck", one, math.Sqrt(2 - 2*maxCorrelation)},
-		{"twice as much of it", of(3, 0.04, -0.02, 0.06, -0.08), math.Sqrt(2 - 2*maxCorrelation)},
-		{"half of it", of(3, 0.02, -0.01, 0, 0), math.Sqrt(2 - 2*0.408)},
-		{"the opposite, which is chance", of(3, -0.02, 0.01, -0.03, 0.04), math.Sqrt2},
+		{"no pieces are known", of(3), math.Sqrt2},
+		{"the same requests, moved equally", one, math.Sqrt(2 - 2*maxCorrelation)},
+		{"the same requests, moved twice as far", of(3, 0.04, -0.02, 0.06, -0.08), math.Sqrt(2 - 2*maxCorrelation)},
+		{"the same requests, half of them moved", of(3, 0.02, -0.01, 0, 0), math.Sqrt(2 - 2*0.408)},
+		{"the same requests, moved the other way by chance", of(3, -0.02, 0.01, -0.03, 0.04), math.Sqrt2},
 	} {
 		for _, pair := range [][2]Capacity{{one, row.b}, {row.b, one}} {
 			c, ok := Compare(pair[0], pair[1])

@@ -11,7 +11,7 @@ import (
 // Evidence says for each counted request of one probe which limits the request broke.
 type Evidence struct {
 	Rate float64 // offered rate, requests per second
-	Draw int     // probes with the same draw send the same requests
+	Draw int     // number of the requests' draw; probes with the same draw send the same requests
 	Stretch
 	Limits []LimitEvidence // the same limits in every probe of a search
 }
@@ -44,33 +44,33 @@ const (
 	over = 'x'
 )
 
-// An estimate is the boundary of one limit: the rate at which the allowed share of requests breaks the limit in the long
-// run.
+// An estimate is the boundary of one limit: the rate at which the allowed share of requests breaks the limit in the
+// long run.
 type estimate struct {
 	limit   string
 	logRate float64 // ln of requests per second
 	stdErr  float64 // standard error of logRate
-	bursts  float64 // number of bursts of slow requests, each weighted with the nearness of its rate to the boundary
-	pieces  []Piece // how far each block of requests has moved the boundary
+	bursts  float64 // number of bursts of slow requests, each weighted by the nearness of its rate to the boundary
+	pieces  []Piece // the influence of each block of requests on the boundary
 
 	fit      fit
 	gradient [3]float64 // derivatives of logRate with respect to the coefficients of the fit
 }
 
-// A Piece says how much a block of consecutive requests moved a capacity. A burst in the block moves all capacities
-// that were measured with the same requests, and in the same direction. The ratio of two such capacities therefore has
-// a smaller error than each capacity.
+// A Piece is the influence of a block of consecutive requests on a capacity. A burst in the block influences all
+// capacities that were measured with the same requests, and in the same direction. The ratio of two such capacities
+// therefore has a smaller error than each capacity.
 type Piece struct {
-	Draw  int     `json:"draw"`  // of the probe
-	Block int     `json:"block"` // number of the block of blockRequests
-	Moved float64 `json:"moved"` // in ln rate
+	Draw  int     `json:"draw"`  // number of the probe's draw
+	Block int     `json:"block"` // number of the block; each block has blockRequests requests
+	Moved float64 `json:"moved"` // influence of the block on the capacity, in ln rate
 }
 
 // blockRequests is the number of requests in a Piece. It is large enough to hold a burst of slow requests.
 const blockRequests = 50
 
-// locate estimates the boundary of each limit from the requests of all steps, and returns the lowest boundary. ok is
-// false if a step has no evidence, or if too few requests were slow.
+// locate estimates the boundary of each limit from the requests of all steps, and returns the lowest boundary. If a
+// step has no evidence, or if too few requests were slow, ok is false.
 func locate(steps []Step, p *Population, shapes []shape) (lowest estimate, ok bool) {
 	var probes []*Evidence
 	for _, step := range inTime(steps) {
@@ -94,10 +94,10 @@ func locate(steps []Step, p *Population, shapes []shape) (lowest estimate, ok bo
 	return lowest, ok
 }
 
-// estimateOne estimates the boundary of one limit. ok is false if too few requests broke the limit, if too few kept it,
-// or if the boundary is too far from the probes.
+// estimateOne estimates the boundary of one limit. If too few requests broke the limit, if too few kept it, or if the
+// boundary is too far from the probes, ok is false.
 func estimateOne(probes []*Evidence, limit int, p *Population, s *shape) (e estimate, ok bool) {
-	center, ok := between(probes, limit)
+	center, ok := crossing(probes, limit)
 	if !ok {
 		return e, false
 	}
@@ -106,7 +106,7 @@ func estimateOne(probes []*Evidence, limit int, p *Population, s *shape) (e esti
 	try := func(kernels []kernel) {
 		for _, k := range kernels {
 			f := fitTo(observe(probes, limit, k, center), s, k, center, at)
-			if at = f.at; f.likelihood > best.likelihood {
+			if at = f.coefficients; f.likelihood > best.likelihood {
 				best = f
 			}
 		}
@@ -118,7 +118,7 @@ func estimateOne(probes []*Evidence, limit int, p *Population, s *shape) (e esti
 	logRate, gradient, ok := best.boundary(p, allowed)
 	// Fit again around the boundary until the boundary no longer moves, because far probes say little about it.
 	for moved, n := math.Inf(1), 0; ok && n < maxCenters && (n == 0 || moved > settledCenter); n++ {
-		best = fitTo(observe(probes, limit, best.kernel, logRate), s, best.kernel, logRate, best.at)
+		best = fitTo(observe(probes, limit, best.kernel, logRate), s, best.kernel, logRate, best.coefficients)
 		was := logRate
 		logRate, gradient, ok = best.boundary(p, allowed)
 		moved = math.Abs(logRate - was)
@@ -142,12 +142,12 @@ const (
 	settledCenter = 0.02
 )
 
-// between returns ln of the rate at which the share of requests that break the limit crosses twice the allowed share.
-// The first fit is made around this rate, because some requests break the limit there and most keep it. ok is false if
-// fewer than two requests broke the limit, or fewer than two kept it.
-func between(probes []*Evidence, limit int) (center float64, ok bool) {
+// crossing returns ln of the rate at which the share of requests that break the limit crosses twice the allowed share.
+// The first fit is made around this rate, because some requests break the limit there and most keep it. If fewer than
+// two requests broke the limit, or fewer than two kept it, ok is false.
+func crossing(probes []*Evidence, limit int) (center float64, ok bool) {
 	goal := 2 * probes[0].Limits[limit].Allowed
-	shares := rising(probes, limit)
+	shares := risingShares(probes, limit)
 	kept, broken := 0.0, 0.0
 	var below, above *share
 	for i := range shares {
@@ -170,7 +170,7 @@ func between(probes []*Evidence, limit int) (center float64, ok bool) {
 	case below == nil:
 		return above.logRate, ok
 	}
-	low, high := min(0, below.over(goal)), max(0, above.over(goal))
+	low, high := min(0, below.logRatio(goal)), max(0, above.logRatio(goal))
 	if low == high {
 		return (below.logRate + above.logRate) / 2, ok
 	}
@@ -181,13 +181,15 @@ func between(probes []*Evidence, limit int) (center float64, ok bool) {
 // rates.
 type share struct{ logRate, judged, broken float64 }
 
-// over returns ln(share/goal). It uses Jeffreys' estimate of the share, which distinguishes 0 of 5 requests from 0 of
-// 500.
-func (s share) over(goal float64) float64 { return math.Log((s.broken + 0.5) / (s.judged + 1) / goal) }
+// logRatio returns ln(share/goal). It uses Jeffreys' estimate of the share, which distinguishes 0 of 5 requests from 0
+// of 500.
+func (s share) logRatio(goal float64) float64 {
+	return math.Log((s.broken + 0.5) / (s.judged + 1) / goal)
+}
 
-// rising returns the shares of all probes in ascending order of their rates. If a share is lower than the share before
-// it, the two are merged, as in an isotonic regression.
-func rising(probes []*Evidence, limit int) (shares []share) {
+// risingShares returns the shares of all probes in ascending order of their rates. If a share is lower than the share
+// before it, the two are merged, as in an isotonic regression.
+func risingShares(probes []*Evidence, limit int) (shares []share) {
 	sorted := slices.SortedStableFunc(slices.Values(probes), func(a, b *Evidence) int { return cmp.Compare(a.Rate, b.Rate) })
 	for _, e := range sorted {
 		s := share{logRate: math.Log(e.Rate)}
@@ -209,13 +211,13 @@ func rising(probes []*Evidence, limit int) (shares []share) {
 	return shares
 }
 
-// nearby is the distance in ln rate over which the weight of a probe falls to 1/e². Far probes weigh less, because the
-// straight line of a fit holds only near the boundary.
-const nearby = 0.35
+// nearDistance is the distance in ln rate over which the weight of a probe falls to 1/e². Far probes weigh less,
+// because the straight line of a fit holds only near the boundary.
+const nearDistance = 0.35
 
 // nearness is the weight of a probe at a distance in ln rate; 1 at a distance of 0.
 func nearness(distance float64) float64 {
-	d := distance / nearby
+	d := distance / nearDistance
 	return math.Exp(-2 * d * d)
 }
 
@@ -225,16 +227,16 @@ func (e *Evidence) weight(center float64) float64 {
 	return nearness(math.Log(e.Rate)-center) / e.clusterSize()
 }
 
-// clusterSize is the number of requests that tell as much as one independent request, because slow requests come in
-// clusters. Clusters grow with the rate, more than the load around a request explains. With these figures the stated
-// errors of searches on simulated servers were as large as the true errors, at 1 to 25 requests per second.
+// clusterSize is the number of requests that together tell as much as one independent request: slow requests come in
+// clusters. Clusters are larger at higher rates, and the load around a request explains only part of that. At 1 to 25
+// requests per second, these figures made the stated errors of searches on simulated servers as large as the true
+// errors.
 func (e *Evidence) clusterSize() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
 
 // binWidth is the width of the bins for the load around requests, in ln(load/rate).
 const binWidth = 0.01
 
-// observe returns the requests of all probes, binned by the load around them. center is ln of the rate around which the
-// fit is made.
+// observe returns the requests of all probes, binned by the load around them. The fit is made around center (ln rate).
 func observe(probes []*Evidence, limit int, k kernel, center float64) []observation {
 	var observed []observation
 	for _, e := range probes {
@@ -260,7 +262,7 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 		for number := range bins {
 			numbers = append(numbers, number)
 		}
-		slices.Sort(numbers) // in the random order of a map the sums would be rounded differently
+		slices.Sort(numbers) // sort, because in the random order of a map the sums would be rounded differently
 		for _, number := range numbers {
 			observed = append(observed, *bins[number])
 		}
@@ -268,8 +270,8 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 	return observed
 }
 
-// modelError is the part of the standard error of a fit's z at the boundary that more requests do not reduce. It exists
-// because the share of slow requests does not depend on the load around them alone. With this figure the intervals of
+// modelError is a standard error of a fit's z (see type fit) at the boundary. More requests do not reduce it, because
+// the share of slow requests does not depend on the load around them alone. With modelError = 0.16 the intervals of
 // long measurements on simulated servers were as wide as the true errors.
 const modelError = 0.16
 
@@ -293,7 +295,7 @@ func (e *Evidence) bursts(limit int) (n int) {
 			quiet++
 		case over:
 			slow++
-			if quiet > apart*e.clusterSize() || slow > long*e.clusterSize() {
+			if quiet > burstGap*e.clusterSize() || slow > burstLength*e.clusterSize() {
 				n++
 				slow = 1
 			}
@@ -307,11 +309,12 @@ func (e *Evidence) bursts(limit int) (n int) {
 // simulated servers held the true capacity as often as they should.
 const knownBursts = 3
 
-// apart and long are in units of clusterSize. A slow request begins a new burst if more than apart·clusterSize quick
-// requests precede it. It also begins one if the present burst has reached long·clusterSize slow requests.
+// The constants burstGap and burstLength are in units of clusterSize. A slow request begins a new burst if more than
+// burstGap·clusterSize quick requests precede it. It also begins one if the present burst has reached
+// burstLength·clusterSize slow requests.
 const (
-	apart = 2
-	long  = 4
+	burstGap    = 2
+	burstLength = 4
 )
 
 // student returns how many standard errors on each side of the mean hold 95 % of Student's t distribution.
@@ -348,7 +351,7 @@ func (e *estimate) expected(load fluctuation, logRate, requests float64) (inform
 	probe := Evidence{Rate: math.Exp(logRate)}
 	weight := requests * probe.weight(e.logRate)
 	for _, bin := range load {
-		o := observation{logRate: logRate, surplus: bin.surplus, requests: weight * bin.part}
+		o := observation{logRate: logRate, surplus: bin.surplus, requests: weight * bin.share}
 		z, by := e.fit.z(o)
 		_, tells, _ := o.probit(z)
 		for r := range by {

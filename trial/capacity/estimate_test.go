@@ -13,12 +13,12 @@ import (
 )
 
 // A synthetic server breaks a request's limit with a probability that grows with the work around the request. The
-// probability is one half when that work is as much as max evenly spread requests per second bring. The server's true
+// probability is one half when that work is as much as evenly spread requests bring at halfRate. The server's true
 // capacity in the long run can be computed.
 type synthetic struct {
-	max float64 // requests per second
-	k   kernel
-	rng *rand.Rand
+	halfRate float64 // requests per second
+	k        kernel
+	rng      *rand.Rand
 }
 
 func (s *synthetic) stretch(rate, seconds float64) Stretch {
@@ -55,7 +55,8 @@ func (s *synthetic) population() *Population {
 	return p
 }
 
-// probe returns a Probe of the server. seconds is the length of its windows. The limits are multiples of max.
+// probe returns a Probe of the server. Its windows last the given number of seconds. The limits are multiples of
+// halfRate.
 func (s *synthetic) probe(seconds float64, limits ...float64) Probe {
 	return func(_ context.Context, rate float64) (Outcome, error) {
 		e := &Evidence{Rate: rate, Stretch: s.stretch(rate, seconds)}
@@ -65,7 +66,7 @@ func (s *synthetic) probe(seconds float64, limits ...float64) Probe {
 			var each strings.Builder
 			broken := 0
 			for _, load := range surplus {
-				if s.rng.Float64() < breaks(rate*math.Exp(load)/part/s.max) {
+				if s.rng.Float64() < breakProbability(rate*math.Exp(load)/part/s.halfRate) {
 					each.WriteByte(over)
 					broken++
 				} else {
@@ -85,16 +86,17 @@ func (s *synthetic) probe(seconds float64, limits ...float64) Probe {
 	}
 }
 
-// breaks returns the probability that a request breaks the limit. load is the load around the request divided by max.
-func breaks(load float64) float64 { return normal(math.Log(load) / 0.08) }
+// breakProbability returns the probability that a request breaks the limit. It takes the load around the request,
+// divided by the server's halfRate.
+func breakProbability(load float64) float64 { return normal(math.Log(load) / 0.08) }
 
 // truth returns the rate at which one request in a hundred breaks the limit in the long run.
 func (s *synthetic) truth(p *Population) float64 {
-	low, high := s.max/10, s.max
+	low, high := s.halfRate/10, s.halfRate
 	for high/low > 1.0001 {
 		rate, broken := math.Sqrt(low*high), 0.0
-		for _, bin := range p.at(s.k, rate) {
-			broken += bin.part * breaks(rate*math.Exp(bin.surplus)/s.max)
+		for _, bin := range p.fluctuationAt(s.k, rate) {
+			broken += bin.share * breakProbability(rate*math.Exp(bin.surplus)/s.halfRate)
 		}
 		if broken > 0.01 {
 			high = rate
@@ -108,7 +110,7 @@ func (s *synthetic) truth(p *Population) float64 {
 func TestTheEstimateIsTheLongRunsCapacity(t *testing.T) {
 	for _, k := range []kernel{{2.5, false, 0.5}, {10, true, 1}, {20, false, 0}} {
 		rng := rand.New(rand.NewPCG(1, uint64(k.tau)))
-		s := &synthetic{max: 6, k: k, rng: rng}
+		s := &synthetic{halfRate: 6, k: k, rng: rng}
 		p := s.population()
 		truth := s.truth(p)
 		const repetitions = 16
@@ -140,8 +142,8 @@ func TestTheEstimateIsTheLongRunsCapacity(t *testing.T) {
 	}
 }
 
-// Each property must hold for any seed. few and many are numbers of seeds; many of them take too long under the race
-// detector.
+// Each property must hold for any seed. TestSearches uses few seeds. TestSearchesOfManySeeds uses many, which take too
+// long under the race detector.
 var properties = []struct {
 	name      string
 	few, many uint64
@@ -171,7 +173,7 @@ func TestSearchesOfManySeeds(t *testing.T) {
 // A looser limit never lowers the capacity by more than the capacity's standard error.
 func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
 	for seed := range seeds {
-		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 2))}
+		s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 2))}
 		p := s.population()
 		var before Capacity
 		for _, part := range []float64{0.8, 0.9, 1, 1.1, 1.25} {
@@ -194,7 +196,7 @@ func estimateIsMonotoneInTheLimit(t *testing.T, seeds uint64) {
 func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
 	for seed := range seeds {
 		var steps []Step
-		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 4))}
+		s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 4))}
 		look := search(2 + 6*s.rng.Float64())
 		look.Population, look.Precision, look.MaxProbes = s.population(), 0.1, 20
 		probe := s.probe(120, 1)
@@ -229,7 +231,7 @@ func searchGoesOnAsItWent(t *testing.T, seeds uint64) {
 // A search with a precision forecasts its cost, keeps to the forecast, and reaches the precision.
 func precisionIsForetold(t *testing.T, seeds uint64) {
 	for seed := range seeds {
-		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 5))}
+		s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 5))}
 		look := search(4)
 		var told []Forecast
 		look.Population, look.Precision, look.MaxProbes = s.population(), 0.05, 60
@@ -272,7 +274,7 @@ func TestASmallDifferenceIsSmall(t *testing.T) {
 
 // The requests of all other probes outvote a single verdict that is wrong by chance. The answer then has a doubt.
 func TestALuckyVerdictIsOutvoted(t *testing.T) {
-	s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(7, 6))}
+	s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(7, 6))}
 	p := s.population()
 	look := search(5)
 	look.Population = p
@@ -294,7 +296,7 @@ func TestALuckyVerdictIsOutvoted(t *testing.T) {
 // every request is slow.
 func farProbesDoNotMoveTheAnswer(t *testing.T, seeds uint64) {
 	for seed := range seeds {
-		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 12))}
+		s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 12))}
 		p, probe := s.population(), s.probe(120, 1, 3) // the second limit breaks only far above the capacity
 		var near []Step
 		for _, rate := range []float64{3.5, 4.5, 4, 4.2, 5} {
@@ -327,7 +329,7 @@ func hintDoesNotMatter(t *testing.T, seeds uint64) {
 	n, held := 0, 0
 	for seed := range seeds {
 		for _, off := range []float64{0.02, 0.1, 0.3, 3, 10} {
-			s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 13))}
+			s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 13))}
 			p := s.population()
 			truth := s.truth(p)
 			look := search(off * truth)
@@ -352,7 +354,7 @@ func hintDoesNotMatter(t *testing.T, seeds uint64) {
 }
 
 func TestStudent(t *testing.T) {
-	for freedom, want := range map[float64]float64{3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 1e9: 1.960} { // from a table
+	for freedom, want := range map[float64]float64{3: 3.182, 4: 2.776, 5: 2.571, 10: 2.228, 30: 2.042, 1e9: 1.960} { // the expected values are from a table
 		if got := student(freedom); math.Abs(got-want) > 0.01*want {
 			t.Errorf("student(%g) = %.3f, want %.3f", freedom, got, want)
 		}
@@ -360,8 +362,8 @@ func TestStudent(t *testing.T) {
 }
 
 func TestBursts(t *testing.T) {
-	const clusterSize = 9 // at low rates
-	quiet := strings.Repeat(".", apart*clusterSize+1)
+	const clusterSize = 9 // the value of the method clusterSize at low rates
+	quiet := strings.Repeat(".", burstGap*clusterSize+1)
 	for _, row := range []struct {
 		each string
 		want int
@@ -372,8 +374,8 @@ func TestBursts(t *testing.T) {
 		{"x" + quiet + "x", 2},
 		{"x" + strings.Replace(quiet, ".", "?", 2) + "x", 1}, // two requests of unknown outcome
 		{quiet + "xxx" + quiet + "x.x" + quiet, 2},
-		{strings.Repeat("x", long*clusterSize), 1},
-		{strings.Repeat("x", 10*long*clusterSize), 10},
+		{strings.Repeat("x", burstLength*clusterSize), 1},
+		{strings.Repeat("x", 10*burstLength*clusterSize), 10},
 	} {
 		e := &Evidence{Rate: 1, Limits: []LimitEvidence{{Each: row.each}}}
 		if got := e.bursts(0); got != row.want {
@@ -382,11 +384,12 @@ func TestBursts(t *testing.T) {
 	}
 }
 
-// If a single burst fails a probe below the capacity, the search measures that rate again and then goes on to higher rates.
+// If a single burst fails a probe below the capacity, the search measures that rate again and then goes on to higher
+// rates.
 func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
 	again, beyond := uint64(0), uint64(0)
 	for seed := range seeds {
-		s := &synthetic{max: 8, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 7))}
+		s := &synthetic{halfRate: 8, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 7))}
 		p := s.population()
 		truth := s.truth(p)
 		var probed []float64

@@ -4,60 +4,62 @@ import "math"
 
 // A fit gives the probability Φ(z) that a request breaks a limit, with z = a + b·(ln rate − center + c·surplus). The
 // surplus is ln of the load around the request divided by the rate of its probe. The fit uses the load that each
-// request met, and not only the rate. Otherwise a window with many bursts would look like a slow server. b is the
-// steepness of the boundary. c compares a short load with a lasting load, which has more effect because a queue
-// remembers it for longer.
+// request met, and not only the rate. Otherwise a window with many bursts would look like a slow server. The
+// coefficient b is the steepness of the boundary. The coefficient c is the effect of a short load relative to a lasting
+// load. A lasting load has more effect, because a queue grows under it for longer.
 type fit struct {
 	kernel
-	shape       *shape
-	center      float64       // ln of the rate around which the fit was made
-	at          [3]float64    // a, ln b, ln c; the logarithms keep b and c positive, because no server gets faster under more load
-	information [3][3]float64 // inverse of the covariance matrix of at
-	likelihood  float64       // ln of the likelihood times the prior
+	shape        *shape
+	center       float64       // ln of the rate around which the fit was made
+	coefficients [3]float64    // a, ln b, ln c; the logarithms keep b and c positive, because no server gets faster under more load
+	information  [3][3]float64 // inverse of the covariance matrix of the coefficients
+	likelihood   float64       // ln of the likelihood times the prior
 }
 
 // An observation is a group of requests of one probe that met about the same load.
 type observation struct {
 	logRate, surplus float64
-	requests, broken float64 // weighed
+	requests, broken float64 // weighted numbers of requests; see Evidence.weight
 }
 
-// A shape is what is known of a fit before anything is measured: mean and standard deviation of a, ln b and ln c, and the
-// kernels to try.
+// A shape is what is known about a fit before anything is measured: mean and standard deviation of a, ln b and ln c,
+// and the kernels to try.
 type shape struct {
 	mean, spread [3]float64
 	kernels      []kernel
 	mixed        bool // whether to try the mixes of the best kernel too
 }
 
-// unknownShape holds for a server of which nothing is known. Its figures come from fits to simulated servers.
+// unknownShape is the shape of a fit if no fit to a similar server is known (see learned). Its figures come from fits
+// to simulated servers.
 var unknownShape = shape{
 	mean: [3]float64{-1.5, math.Log(10), math.Log(0.9)}, spread: [3]float64{1.5, 0.6, 0.25},
 	kernels: kernels(), mixed: true,
 }
 
-// alike is how much ln b and ln c of two servers differ that run the same model on the same GPU (standard deviation,
-// simulated H200).
-var alike = [3]float64{0, 0.25, 0.15}
+// serverSpread is the standard deviation of ln b and ln c between servers that run the same model on the same GPU
+// (simulated H200).
+var serverSpread = [3]float64{0, 0.25, 0.15}
 
-// learned returns the shape of a fit, for servers that are like the one of the fit. The level of one server tells
-// nothing about the level of another, so at[0] is not taken over.
+// learned returns the shape for fits to other servers with the same model and GPU. It does not take over the
+// coefficient a, because the level of one server tells nothing about the level of another.
 func (f *fit) learned() shape {
-	s := shape{mean: f.at, spread: unknownShape.spread, kernels: []kernel{f.kernel}}
+	s := shape{mean: f.coefficients, spread: unknownShape.spread, kernels: []kernel{f.kernel}}
 	s.mean[0] = unknownShape.mean[0]
 	for i := 1; i < len(s.mean); i++ {
 		unit := [3]float64{}
 		unit[i] = 1
 		column, _ := solve(f.information, unit)
-		s.spread[i] = min(unknownShape.spread[i], math.Hypot(math.Sqrt(column[i]), alike[i]))
+		s.spread[i] = min(unknownShape.spread[i], math.Hypot(math.Sqrt(column[i]), serverSpread[i]))
 	}
 	return s
 }
 
-// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information. A step is at most the spread
-// of the shape. from is the first guess, such as the maximum with a similar kernel.
-func fitTo(observed []observation, s *shape, k kernel, center float64, from [3]float64) fit {
-	f := fit{kernel: k, shape: s, center: center, at: from}
+// fitTo finds the maximum of the likelihood by Newton's method with Fisher's information. In one step no coefficient
+// changes by more than its standard deviation in the shape. The search begins at guess, such as the maximum with a
+// similar kernel.
+func fitTo(observed []observation, s *shape, k kernel, center float64, guess [3]float64) fit {
+	f := fit{kernel: k, shape: s, center: center, coefficients: guess}
 	for range 50 {
 		gradient := f.score(observed)
 		step, ok := solve(f.information, gradient)
@@ -72,36 +74,37 @@ func fitTo(observed []observation, s *shape, k kernel, center float64, from [3]f
 			break
 		}
 		for i := range step {
-			f.at[i] += min(1, 1/size) * step[i]
+			f.coefficients[i] += min(1, 1/size) * step[i]
 		}
 	}
 	return f
 }
 
-// steepness is b.
-func (f *fit) steepness() float64 { return math.Exp(f.at[1]) }
+// steepness returns b, the steepness of the boundary.
+func (f *fit) steepness() float64 { return math.Exp(f.coefficients[1]) }
 
-// passing is b·c.
-func (f *fit) passing() float64 { return math.Exp(f.at[1] + f.at[2]) }
+// transient returns b·c, the effect of a load that soon passes.
+func (f *fit) transient() float64 { return math.Exp(f.coefficients[1] + f.coefficients[2]) }
 
 // z returns the argument of Φ, and its derivatives with respect to a, ln b and ln c.
 func (f *fit) z(o observation) (z float64, by [3]float64) {
-	return f.zWith(o, f.steepness(), f.passing())
+	return f.zWith(o, f.steepness(), f.transient())
 }
 
-// zWith returns what z returns. It takes b as steep and b·c as passing, so that a loop computes them once.
-func (f *fit) zWith(o observation, steep, passing float64) (z float64, by [3]float64) {
-	by = [3]float64{1, steep*(o.logRate-f.center) + passing*o.surplus, passing * o.surplus}
-	return f.at[0] + by[1], by
+// zWith returns what the method z returns. It takes b as steep and b·c as transient, so that a loop computes each only
+// once.
+func (f *fit) zWith(o observation, steep, transient float64) (z float64, by [3]float64) {
+	by = [3]float64{1, steep*(o.logRate-f.center) + transient*o.surplus, transient * o.surplus}
+	return f.coefficients[0] + by[1], by
 }
 
 // score sets the information and the likelihood of the fit, and returns the gradient of the likelihood.
 func (f *fit) score(observed []observation) (gradient [3]float64) {
 	var information [3][3]float64
 	likelihood := 0.0
-	steep, passing := f.steepness(), f.passing()
+	steep, transient := f.steepness(), f.transient()
 	for _, o := range observed {
-		z, by := f.zWith(o, steep, passing)
+		z, by := f.zWith(o, steep, transient)
 		slope, tells, ln := o.probit(z)
 		for r := range by {
 			gradient[r] += slope * by[r]
@@ -113,7 +116,7 @@ func (f *fit) score(observed []observation) (gradient [3]float64) {
 	}
 	for i := range gradient {
 		spread := f.shape.spread[i]
-		off := (f.at[i] - f.shape.mean[i]) / spread
+		off := (f.coefficients[i] - f.shape.mean[i]) / spread
 		gradient[i] -= off / spread
 		information[i][i] += 1 / (spread * spread)
 		likelihood -= off * off / 2
@@ -137,8 +140,8 @@ func (o observation) probit(z float64) (slope, information, likelihood float64) 
 func normal(z float64) float64  { return math.Erfc(-z/math.Sqrt2) / 2 }
 func density(z float64) float64 { return math.Exp(-z*z/2) / math.Sqrt(2*math.Pi) }
 
-// solve returns m⁻¹v for a symmetric positive definite matrix, by Gaussian elimination. ok is false if m is not
-// positive definite.
+// solve returns m⁻¹v for a symmetric positive definite matrix, by Gaussian elimination. If m is not positive definite,
+// ok is false.
 func solve(m [3][3]float64, v [3]float64) (x [3]float64, ok bool) {
 	for i := range 3 {
 		if !(m[i][i] > 0) {

@@ -6,12 +6,13 @@ import (
 	"sync"
 )
 
-// A Stretch is the load that one probe offered: when each request was due and how much work it brought. It follows from
-// the schedule, without a server. It contains the uncounted requests too, because counted requests wait behind them.
+// A Stretch is the load that one probe offered: when each request was due and how much work it brought. The stretch
+// follows from the schedule, without a server. It contains the uncounted requests too, because counted requests wait
+// behind them.
 type Stretch struct {
 	Due    []float64 // seconds since the probe began, ascending
 	Prompt []float64 // size of each prompt, relative to the mean of the workload
-	Answer []float64 // size of each answer, relative to the mean
+	Answer []float64 // size of each answer, relative to the mean of the workload
 
 	First, Counted int // the counted requests are Due[First : First+Counted]
 }
@@ -54,7 +55,7 @@ func (s Stretch) surplus(k kernel, rate float64) []float64 {
 	for i := range work {
 		work[i] = k.prompt*s.Prompt[i] + (1-k.prompt)*s.Answer[i]
 	}
-	mean := rate * k.tau // long-run mean of sum, which is the decayed work on one side of a request
+	mean := rate * k.tau // long-run mean of the variable sum, which is the decayed work on one side of a request
 	sum := 0.0
 	for i := 1; i < len(s.Due); i++ {
 		sum = (sum + work[i-1]) * math.Exp((s.Due[i-1]-s.Due[i])/k.tau)
@@ -103,34 +104,34 @@ type fluctuation []bin
 // A bin holds the requests with about the same load around them.
 type bin struct {
 	surplus float64
-	part    float64 // share of the requests
+	share   float64 // fraction of the requests
 }
 
-// even is the fluctuation of evenly spread requests of equal size.
-var even = fluctuation{{0, 1}}
+// evenLoad is the fluctuation of evenly spread requests of equal size.
+var evenLoad = fluctuation{{0, 1}}
 
-// at returns the fluctuation of the population's load at a rate. At a low rate few requests are due within tau of the
-// kernel, so the load around them varies more.
-func (p *Population) at(k kernel, rate float64) fluctuation {
+// fluctuationAt returns the fluctuation of the population's load at a rate. At a low rate few requests are due within
+// the kernel's tau, so the load around them varies more.
+func (p *Population) fluctuationAt(k kernel, rate float64) fluctuation {
 	if p == nil || len(p.Due) == 0 {
-		return even
+		return evenLoad
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	through := window{k, int(math.Round(math.Log(rate) / rateStep))}
-	f, ok := p.known[through]
+	at := window{k, int(math.Round(math.Log(rate) / rateStep))}
+	f, ok := p.known[at]
 	if !ok {
 		if p.known == nil {
 			p.known = make(map[window]fluctuation)
 		}
-		f = p.through(k, math.Exp(rateStep*float64(through.rate)))
-		p.known[through] = f
+		f = p.computeFluctuation(k, math.Exp(rateStep*float64(at.rate)))
+		p.known[at] = f
 	}
 	return f
 }
 
-// through computes the fluctuation at a rate, which the method at keeps in known.
-func (p *Population) through(k kernel, rate float64) fluctuation {
+// computeFluctuation computes the fluctuation at a rate. fluctuationAt keeps the result in p.known.
+func (p *Population) computeFluctuation(k kernel, rate float64) fluctuation {
 	due := make([]float64, len(p.Due))
 	for i, at := range p.Due {
 		due[i] = at / rate
@@ -142,24 +143,25 @@ func (p *Population) through(k kernel, rate float64) fluctuation {
 	for _, surplus := range all {
 		b := &f[int((surplus-least)/binWidth)]
 		b.surplus += surplus
-		b.part++
+		b.share++
 	}
-	f = slices.DeleteFunc(f, func(b bin) bool { return b.part == 0 })
+	f = slices.DeleteFunc(f, func(b bin) bool { return b.share == 0 })
 	for i := range f {
-		f[i].surplus /= f[i].part
-		f[i].part /= float64(len(all))
+		f[i].surplus /= f[i].share
+		f[i].share /= float64(len(all))
 	}
 	return f
 }
 
-// share returns the long-run share of requests that break the limit at a rate. gradient has its derivatives with
-// respect to the coefficients of the fit. Its derivative with respect to ln rate is gradient[0] times the steepness.
+// share returns the long-run share of requests that break the limit at a rate, and its gradient. The gradient has the
+// derivatives of the share with respect to the coefficients of the fit. The share's derivative with respect to ln rate
+// is gradient[0] times the steepness.
 func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [3]float64) {
-	steep, passing := f.steepness(), f.passing()
+	steep, transient := f.steepness(), f.transient()
 	for _, bin := range load {
-		z, by := f.zWith(observation{logRate: logRate, surplus: bin.surplus}, steep, passing)
-		share += bin.part * normal(z)
-		d := bin.part * density(z)
+		z, by := f.zWith(observation{logRate: logRate, surplus: bin.surplus}, steep, transient)
+		share += bin.share * normal(z)
+		d := bin.share * density(z)
 		for i := range by {
 			gradient[i] += d * by[i]
 		}
@@ -170,13 +172,13 @@ func (f fit) share(load fluctuation, logRate float64) (share float64, gradient [
 // maxDistance is how far a boundary may be from the center of its fit, in ln rate: a factor of 3.
 const maxDistance = 1.1
 
-// boundary returns ln of the rate at which the allowed share of requests breaks the limit in the long run. gradient has
-// its derivatives with respect to the coefficients. ok is false if the boundary is farther than maxDistance, such as
-// when the share hardly grows with the rate.
+// boundary returns ln of the rate at which the allowed share of requests breaks the limit in the long run. The gradient
+// has the derivatives of logRate with respect to the coefficients of the fit. If the boundary is farther than
+// maxDistance from the center, ok is false. This happens, for example, if the share hardly grows with the rate.
 func (f fit) boundary(p *Population, allowed float64) (logRate float64, gradient [3]float64, ok bool) {
 	logRate = f.center
 	for range 2 { // the second time with the load at the rate that the first time found
-		load := p.at(f.kernel, math.Exp(logRate))
+		load := p.fluctuationAt(f.kernel, math.Exp(logRate))
 		low, high := f.center-maxDistance, f.center+maxDistance
 		if least, _ := f.share(load, low); least > allowed {
 			return 0, gradient, false

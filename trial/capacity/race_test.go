@@ -10,17 +10,18 @@ import (
 	"testing"
 )
 
-// A twin is a server that has the same noise in each draw as all others like it. Its headroom falls as its batch grows.
+// A twin is a server of the tests. All twins have the same noise in the same draw (one set of random requests). The
+// headroom of a twin falls as its batch grows.
 type twin struct {
-	fall     float64 // of the headroom where the rate grows by a factor of e; 0 means 1
+	fall     float64 // how much the headroom falls when the rate grows by a factor of e; 0 means 1
 	capacity float64 // requests per second
-	noise    float64 // of its own, beside the noise of the draw
+	noise    float64 // standard deviation of its own noise, beside the noise of the draw
 	rng      *rand.Rand
 	binding  string
 	probed   []float64
 }
 
-// hardness is how far a draw moves the capacity of every server, in ln rate.
+// hardness is how far a draw (one set of random requests) moves the capacity of every server, in ln rate.
 func hardness(draw int) float64 { return 0.1 * math.Sin(float64(7*draw+3)) }
 
 func (s *twin) probe(_ context.Context, rate float64) (Outcome, error) {
@@ -55,8 +56,8 @@ func raceAgainst(t *testing.T, seed uint64) Search {
 func TestARaceSpendsLittleOnLosers(t *testing.T) {
 	for _, row := range []struct {
 		name      string
-		part      float64 // of the best capacity
-		maxProbes float64 // mean
+		part      float64 // the server's capacity, as a multiple of the best capacity
+		maxProbes float64 // highest allowed mean number of probes
 		wins      bool
 	}{
 		{"half as good", 0.5, 2, false},
@@ -96,7 +97,8 @@ func TestARaceSpendsLittleOnLosers(t *testing.T) {
 	}
 }
 
-// Only the requests that both servers had are compared. The first draw is a hard one here, which makes no server worse.
+// Only the requests that both servers had are compared. Here the first draw (set of random requests) is hard, and
+// equally hard for both servers.
 func TestAHardDrawMakesNoLoser(t *testing.T) {
 	s := raceAgainst(t, 3)
 	s.MaxProbes = 1
@@ -111,7 +113,41 @@ func TestAHardDrawMakesNoLoser(t *testing.T) {
 	}
 }
 
-// A pass alone may be luck, so it is no capacity that could win.
+// A server may have a small batch: each token is quick, but a queue forms at a rate that the best server carries
+// easily. The time per token then promises a capacity far above the rate that failed.
+func TestAQueueThatTheBestLacksBoundsARace(t *testing.T) {
+	answer := func(quick, cliff float64) func(context.Context, float64) (Outcome, error) {
+		draw := -1
+		return func(_ context.Context, rate float64) (Outcome, error) {
+			draw++
+			tokens := LimitEvidence{Name: "p99 TPOT", Allowed: 0.01, Headroom: 0.5 * (math.Log(quick/rate) + hardness(draw)), Each: strings.Repeat(string(kept), 300)}
+			first := LimitEvidence{Name: "p99 TTFT", Queue: true, Allowed: 0.01, Headroom: 0.7, Each: tokens.Each}
+			if rate > cliff {
+				first.Headroom, first.Each = -2, strings.Repeat(string(over), 300)
+			}
+			binding := first
+			if tokens.Headroom < first.Headroom {
+				binding = tokens
+			}
+			return Outcome{
+				Pass: binding.Headroom >= 0, Headroom: binding.Headroom, Binding: binding.Name, InFlight: 20 * rate, Seen: 1,
+				Evidence: &Evidence{Rate: rate, Draw: draw, Limits: []LimitEvidence{tokens, first}},
+			}, nil
+		}
+	}
+	best, err := search(2).Find(t.Context(), answer(2.2, 100))
+	if err != nil || best.Bound != Exact {
+		t.Fatalf("the best: %+v, %v", best, err)
+	}
+	s := search(1)
+	s.Race = Race{Best: best, Steps: best.Steps, MinGain: 0.01}
+	c, err := s.Find(t.Context(), answer(5, 1.85))
+	if err != nil || c.Rate > 2.05 || c.Rate < 1.6 || c.StdErr > 0.15 || !strings.HasPrefix(c.Why, "lost the race") {
+		t.Errorf("a server whose queue grows from 1.85 req/s on races to %+v, %v; want a sure loser near 1.85", c, err)
+	}
+}
+
+// A pass alone may be luck, so it makes no capacity that could win.
 func TestAPassAloneDoesNotWin(t *testing.T) {
 	s := raceAgainst(t, 1)
 	s.MaxProbes = 1

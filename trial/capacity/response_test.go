@@ -15,7 +15,7 @@ func stepAt(rate float64, limit string, headroom, share float64) Step {
 	return Step{rate, Outcome{Pass: headroom >= 0, Headroom: headroom, Binding: limit, Seen: 1, Evidence: &Evidence{Rate: rate, Limits: []LimitEvidence{l}}}}
 }
 
-// The steps of a server show how fast the headroom falls. One step alone shows nothing, so the usual fall holds.
+// The steps of a server show how fast the headroom falls. One step alone shows nothing, so the prior fall holds.
 func TestAResponseIsLearned(t *testing.T) {
 	line := func(limit string, fall float64, rates ...float64) (steps []Step) {
 		for _, rate := range rates {
@@ -56,14 +56,14 @@ func TestTheNearestBoundaryDecides(t *testing.T) {
 	}
 }
 
-// Where a queue has broken its limit, a rate far past the boundary has no slope to go by.
+// If a queue has broken its limit, a rate far past the boundary shows no distance to it.
 func TestAQueueThatGrowsTellsLittle(t *testing.T) {
 	steps := []Step{stepAt(2, "p99 TTFT", 1, 0), stepAt(2.3, "p99 TTFT", -0.5, 0.02)}
 	limits := responses(steps)
 	for _, row := range []struct {
 		share     float64
 		tells     bool
-		low, high float64 // of the boundary, as a part of the rate
+		low, high float64 // range of the boundary, as a multiple of the probe's rate
 	}{{0.02, true, 0.85, 0.98}, {0.4, true, 0.7, 0.85}, {0.9, false, 0, 0}} {
 		step := stepAt(3, "p99 TTFT", -2.5, row.share)
 		at, off, ok := step.boundary(limits)
@@ -73,8 +73,8 @@ func TestAQueueThatGrowsTellsLittle(t *testing.T) {
 	}
 }
 
-// A time per token that hardly grows with the rate has little headroom far from the boundary. A server that passes above
-// the best capacity has not lost, and a better one is found to be better.
+// A time per token that hardly grows with the rate has little headroom far from the boundary. A server that passes
+// above the best capacity has not lost, and a better one is found to be better.
 func TestAFlatLimitLosesNoRace(t *testing.T) {
 	const seeds, fall = 40, 0.3
 	flat := func(capacity float64, seed uint64) Probe {

@@ -30,10 +30,10 @@ type Search struct {
 	Precision  float64     // wanted half width of the 95 % interval, as a fraction of the rate; 0 means that the bracket is enough
 	Population *Population // the workload in the long run; nil means evenly spread requests of equal size
 
-	Race Race // what the capacity is compared with; without one the search finds it for its own sake
+	Race Race // the best server so far, to compare with; the zero Race means no comparison
 
 	Cost   func(rate float64) time.Duration // how long a probe takes, for Budget and Forecast; nil means no time
-	Budget time.Duration                    // for all probes; a probe that would exceed it does not begin; 0 means no limit
+	Budget time.Duration                    // time for all probes; a probe that would exceed it does not begin; 0 means no limit
 	Plan   func(Forecast)                   // called once, when a bracket is known, with the forecast for Precision; may be nil
 }
 
@@ -63,7 +63,7 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 		}
 		outcome, err := probe(ctx, rate)
 		if err != nil {
-			sofar, _ := l.answer("it was ended early") // fails where the load generator was the limit; then there is no answer
+			sofar, _ := l.answer("it was ended early") // this fails if the load generator was the limit; then there is no answer
 			return sofar, err
 		}
 		l.add(Step{rate, outcome})
@@ -74,12 +74,12 @@ func (s Search) Find(ctx context.Context, probe Probe) (Capacity, error) {
 type searchState struct {
 	Search
 	steps     []Step
-	low, high *Step // the bracket, as the function bracket returns it
+	low, high *Step // the bracket, as bracket() returns it
 	spent     time.Duration
 	narrowed  int        // number of steps when the bracket was first within the tolerance; 0 before
 	forecast  *Forecast  // nil until there is a bracket; always nil without a Precision
-	shapes    []shape    // of the fits, by limit; empty in a search that is no race
-	limits    []response // of the best server, by limit; empty in a search that is no race
+	shapes    []shape    // shapes of the fits, by limit; empty in a search that is no race
+	limits    []response // responses of the best server, by limit; empty in a search that is no race
 	planned   int        // number of steps when the forecast was made
 
 	known     bool // whether located and canLocate are up to date
@@ -137,8 +137,8 @@ func bracket(steps []Step) (low, high *Step) {
 	return withLate(steps, low, high)
 }
 
-// withLate adds the steps with a late load generator to a bracket. A pass raises the lower end. A fail becomes the upper
-// end only if there is no other.
+// withLate adds the steps with a late load generator to a bracket. A pass raises the lower end. A fail becomes the
+// upper end only if there is no other.
 func withLate(steps []Step, low, high *Step) (*Step, *Step) {
 	inside := func(s *Step) bool {
 		return s.Limited != "" && (low == nil || s.Rate > low.Rate) && (high == nil || s.Rate < high.Rate)
@@ -177,13 +177,13 @@ func (l *searchState) next() (rate float64, why string) {
 	}
 	rate, why = l.nextByVerdicts()
 	if why != "" && l.low != nil && l.limitedOnce(*l.low) {
-		rate, why = l.low.Rate, "" // or the load generator would decide the answer
+		rate, why = l.low.Rate, "" // repeat this rate, because otherwise the load generator would decide the answer
 	}
 	switch {
 	case why != "":
 		return 0, why
 	case l.MaxFails > 0 && l.low == nil && len(inTime(l.steps)) >= l.MaxFails:
-		return 0, fmt.Sprintf("failed at %s, down to %.4g req/s", render.Count(len(inTime(l.steps)), "rate"), l.high.Rate)
+		return 0, fmt.Sprintf("failed at %s, down to %s req/s", render.Count(len(inTime(l.steps)), "rate"), render.Rate(l.high.Rate))
 	case len(l.steps) >= l.MaxProbes:
 		return 0, "the budget of " + render.Count(len(l.steps), "probe") + " is spent"
 	case l.Cost != nil && l.Budget > 0 && l.spent+l.Cost(rate) > l.Budget && len(l.steps) > 0:
@@ -194,15 +194,15 @@ func (l *searchState) next() (rate float64, why string) {
 
 // first returns the rate of the first probe.
 func (l *searchState) first() float64 {
-	if l.Race.on() {
+	if l.Race.active() {
 		return l.round(raceAbove * l.Race.Best.Carried())
 	}
 	return l.round(l.Hint)
 }
 
-// nextByVerdicts returns the next rate as far as the verdicts decide it.
+// nextByVerdicts returns the next rate by the results so far. It does not check MaxFails, MaxProbes and Budget.
 func (l *searchState) nextByVerdicts() (rate float64, why string) {
-	if l.Race.on() && l.forecast == nil {
+	if l.Race.active() && l.forecast == nil {
 		rate, why, lost := l.nextOfRace()
 		if why == "" || lost || l.Precision <= 0 || !l.bracketed() {
 			return rate, why
@@ -247,15 +247,14 @@ func (l *searchState) precision() string {
 	return fmt.Sprintf("known to ±%.2g %%", 100*halfWidth(e.stdErr))
 }
 
-// narrow returns the next rate that finds or halves the bracket. When no such rate is left, it returns the reason as
-// why.
+// narrow returns the next rate that finds or halves the bracket. If no such rate is left, it returns the reason as why.
 func (l *searchState) narrow() (rate float64, why string) {
 	low, high := l.low, l.high
 	switch {
 	case high == nil && low.Rate >= l.Max:
-		return 0, fmt.Sprintf("passed at the highest rate, %.4g req/s", l.Max)
+		return 0, fmt.Sprintf("passed at the highest rate, %s req/s", render.Rate(l.Max))
 	case low == nil && high.Rate <= l.Min:
-		return 0, fmt.Sprintf("failed at the lowest rate, %.4g req/s", l.Min)
+		return 0, fmt.Sprintf("failed at the lowest rate, %s req/s", render.Rate(l.Min))
 	case high == nil:
 		return l.round(low.Rate * l.stride()), ""
 	case low == nil:
@@ -332,8 +331,8 @@ func (l *searchState) aim(e *estimate) float64 {
 	return max(l.Precision, 1.2*halfWidth(modelError/e.fit.steepness()))
 }
 
-// A search makes between 0.75 and 1.25 times the forecast number of probes, because others who share the GPU rely on
-// the forecast.
+// least and most are the smallest and the largest number of further probes that a search makes. They are about 0.75 and
+// 1.25 times the forecast number, because others who share the GPU rely on the forecast.
 func (f Forecast) least() int { return int(math.Ceil(0.75 * float64(f.Probes))) }
 func (f Forecast) most() int  { return max(f.Probes, int(1.25*float64(f.Probes))) }
 
@@ -349,7 +348,7 @@ func (l *searchState) foresee(e *estimate) Forecast {
 		requests += weight * float64(step.Evidence.Counted)
 		near += weight
 	}
-	load := l.Population.at(e.fit.kernel, f.Rate)
+	load := l.Population.fluctuationAt(e.fit.kernel, f.Rate)
 	information := e.fit.information
 	for f.Reaches = f.Precision; f.Reaches > l.aim(e) && len(l.steps)+f.Probes < l.MaxProbes; {
 		at := e.logRate + math.Log(sharpenAt[f.Probes%len(sharpenAt)])
@@ -368,8 +367,8 @@ func (l *searchState) foresee(e *estimate) Forecast {
 	return f
 }
 
-// round returns a rate of three digits between Min and Max. Such a rate is readable, and two trials more often probe
-// the same rate.
+// round returns a rate of three digits between Min and Max. Such a rate is readable. Rounding also makes it more likely
+// that two trials probe the same rate.
 func (s Search) round(rate float64) float64 { return max(s.Min, min(s.Max, ThreeDigits(rate))) }
 
 // ThreeDigits rounds a rate to three significant digits.

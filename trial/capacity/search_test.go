@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// truth returns a Probe of a server whose headroom falls by one each time the rate doubles. It appends each rate to
-// probed.
+// truth returns a Probe of a server whose headroom falls by one each time the rate doubles. The Probe appends each rate
+// to the list probed.
 func truth(capacity float64, probed *[]float64) Probe {
 	return func(_ context.Context, rate float64) (Outcome, error) {
 		*probed = append(*probed, rate)
@@ -109,9 +109,10 @@ func TestALimitedGeneratorGivesALowerBound(t *testing.T) {
 	}
 }
 
-// If a contradicting verdict removes one end of the bracket, the search looks for a new end nearby. It does not gallop away.
+// If a contradicting verdict removes one end of the bracket, the search looks for a new end nearby. It does not gallop
+// away.
 func TestALostBracketIsLookedForNearby(t *testing.T) {
-	s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(1, 8))}
+	s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(1, 8))}
 	look := search(4)
 	look.Population, look.Precision, look.MaxProbes = s.population(), 0.01, 30
 	probe, highest := s.probe(60, 1), 0.0
@@ -128,11 +129,12 @@ func TestALostBracketIsLookedForNearby(t *testing.T) {
 	}
 }
 
-// A failed request or a growing queue fails a probe whose other requests kept the limits. Those requests do not outvote the fail.
+// A failed request or a growing queue fails a probe whose other requests kept the limits. Those requests do not outvote
+// the fail.
 func TestAFailThatNoRequestExplainsStands(t *testing.T) {
-	const cliff = 5.08 // the latency limits alone would allow 6.35
+	const cliff = 5.08 // req/s; the latency limits alone would allow 6.35 req/s
 	for seed := range uint64(4) {
-		s := &synthetic{max: 9, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 8))}
+		s := &synthetic{halfRate: 9, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(seed, 8))}
 		probe := s.probe(240, 1)
 		look := search(4.45)
 		look.Population, look.Precision = s.population(), float64(seed%2)*0.05
@@ -152,7 +154,7 @@ func TestAFailThatNoRequestExplainsStands(t *testing.T) {
 // One stall of the load generator never turns the answer into a bound, whichever probe it hits.
 func TestAHiccupOfTheGeneratorIsNoBound(t *testing.T) {
 	for at := range 5 {
-		s := &synthetic{max: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(uint64(at), 9))}
+		s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(uint64(at), 9))}
 		probe := s.probe(120, 1)
 		look := search(3)
 		look.Population, look.Precision, look.MaxProbes = s.population(), 0.1, 40

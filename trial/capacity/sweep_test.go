@@ -28,7 +28,7 @@ func TestHighestReadsAGrid(t *testing.T) {
 		{"a late client is no pass", "0.5p 1p 2L 4f", 1, 1, 4, AtLeast, "p99 TPOT", nil},
 		{"a late client below a pass", "0.5L 1p 2p 4f", 2, 2, 4, Exact, "p99 TTFT", nil},
 		{"a fail above late passes is not the lowest load", "0.5l 1L 2f 4f", 0, 0, 2, "", "", nil},
-		{"a fail below late passes is", "0.5f 1l 2L 4f", 0.5, 0, 0.5, AtMost, "p99 TTFT", nil},
+		{"a fail below late passes is the lowest load", "0.5f 1l 2L 4f", 0.5, 0, 0.5, AtMost, "p99 TTFT", nil},
 		{"a late client alone says nothing", "0.5l 1l 2l 4l", 0, 0, 0, "", "", nil},
 	} {
 		all := said(t, row.steps)
@@ -49,11 +49,11 @@ func TestHighestReadsAGrid(t *testing.T) {
 	}
 }
 
-// late is a value of Outcome.Limited.
+// late is the text that these tests use for Outcome.Limited.
 const late = "the load generator was 17.5 ms late at p99"
 
-// said parses steps. Each is a rate and a letter: p passed, f failed, L passed with a late load generator, l failed only because of
-// a late load generator. TPOT breaks first in a step that passed, TTFT in one that failed.
+// said parses steps. Each is a rate and a letter: p passed, f failed, L passed with a late load generator, l failed
+// only because of a late load generator. TPOT breaks first in a step that passed, TTFT in one that failed.
 func said(t *testing.T, text string) (steps []Step) {
 	t.Helper()
 	for word := range strings.FieldsSeq(text) {
@@ -114,8 +114,8 @@ func TestALateClientIsNeverAFail(t *testing.T) {
 	}
 }
 
-// No answer claims more than the probes show, however often the load generator is late. An upper bound is never below the server's
-// capacity, and a sure lower bound is never above it.
+// No answer claims more than the probes show, however often the load generator is late. An upper bound is never below
+// the server's capacity, and a sure lower bound is never above it.
 func TestNoAnswerSaysMoreThanWasSeen(t *testing.T) {
 	bounds := map[Bound]int{}
 	for seed := range uint64(3000) {

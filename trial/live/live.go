@@ -5,6 +5,7 @@ package live
 import (
 	"context"
 	"errors"
+	"maps"
 	"sync"
 	"time"
 
@@ -20,10 +21,10 @@ import (
 // A Rig starts the servers of one study.
 type Rig struct {
 	Dir     string           // directory of the study, for logs and the process record
-	Server  serverctl.Config // Start sets Args, Log, Progress and OnRecord
+	Server  serverctl.Config // settings of the server; Start sets Args, Log, Progress and OnRecord, and adds the point's variables to Env
 	Source  workload.Source
 	Request Request
-	Bench   []string // the command vllm bench serve, if it sends the load; empty means the tuner's own client
+	Bench   []string // the command vllm bench serve, if that command sends the load; empty means the tuner's own client
 
 	checked bool // whether a server has already counted the tokens of all texts
 }
@@ -46,6 +47,8 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 	log := logs.Create(r.Dir, launch.Number)
 	config := r.Server
 	config.Args, config.Log, config.Progress = launch.Args, log, launch.Progress
+	config.Env = maps.Collect(maps.All(config.Env)) // the next server must not get the variables of this one
+	maps.Copy(config.Env, launch.Env)
 	config.OnRecord = func(record proc.Record) error { return writeRecord(r.Dir, record) }
 	server, err := serverctl.Start(ctx, config)
 	if err != nil {
@@ -68,7 +71,7 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 		return logged, client, nil
 	}
 	load := &vllmserve.Load{Command: r.Bench, Client: client, Tokenizer: config.Model, Dir: r.Dir, Log: log, Burstiness: r.Request.Burstiness}
-	for name, value := range config.Env {
+	for name, value := range r.Server.Env { // without the point's variables, so that all trials have the same load generator
 		load.Env = append(load.Env, name+"="+value)
 	}
 	return logged, load, nil
@@ -106,7 +109,7 @@ type loggedServer struct {
 	once sync.Once
 
 	logErr error // set if the log is incomplete
-	err    error // the record remains
+	err    error // why the process record could not be removed
 }
 
 // Stop stops the server, closes its log and removes its record. An incomplete log is reported, but it does not end the

@@ -16,14 +16,14 @@ import (
 // An Answer is the result of a search in the form for programs, such as JSON.
 type Answer struct {
 	Capacity capacity.Capacity `json:"capacity"` // without its steps, which are in Runs
-	Met      bool              `json:"met"`      // a rate kept the SLO with the load generator on time; else capacity.rate is the lowest rate that failed, or passed late
+	Met      bool              `json:"met"`      // whether a rate kept the SLO with the load generator on time; if not, capacity.rate is the lowest rate that failed, or that passed with a late generator
 	Advice   *trial.Advice     `json:"advice,omitempty"`
-	Floor    *AnswerRun        `json:"floor,omitempty"` // the run at the lowest rate, if that failed too
-	Runs     []AnswerRun       `json:"runs"`            // in the order in which they were made
+	Floor    *AnswerRun        `json:"floor,omitempty"` // the run at the lowest rate, if every rate failed
+	Runs     []AnswerRun       `json:"runs"`            // runs in the order in which they were made
 
 	lowest float64 // lowest rate that the search may try
 	budget time.Duration
-	ended  bool // the user or an error ended the search
+	ended  bool // whether the user or an error ended the search
 }
 
 // An AnswerRun is one run of a search with its verdict.
@@ -33,7 +33,7 @@ type AnswerRun struct {
 	Binding  string                `json:"binding"`
 	Reason   string                `json:"reason"`
 	Limited  string                `json:"client_limited,omitempty"`
-	InFlight float64               `json:"in_flight"` // mean number of requests; 0 when none was completed
+	InFlight float64               `json:"in_flight"` // mean number of requests in flight; 0 if no request was completed
 	Measured []trial.MeasuredLimit `json:"measured"`
 
 	failing string // a text with the number of failed requests; "" if they are not too many
@@ -71,23 +71,24 @@ func failing(v slo.Verdict) string {
 func (a Answer) text(width int) string {
 	t := render.Text{Width: width}
 	c := a.Capacity
+	text := c.RateText("req/s", render.Rate)
 	switch {
 	case c.Bound == capacity.AtMost:
 		a.writeFloor(&t)
-	case c.Limited != "" && c.Low < c.Rate:
-		t.Item("capacity", "at least about %.4g req/s, passed while the load generator was late: %s", c.Rate, c.Why)
+	case c.PassedLate():
+		t.Item("capacity", "%s, passed while the load generator was late: %s", text, c.Why)
 		if a.Met {
-			t.Item("", "at least %.4g req/s with the load generator on time", c.Low)
+			t.Item("", "at least %s req/s with the load generator on time", render.Rate(c.Low))
 		}
 	case c.Bound == capacity.AtLeast:
-		t.Item("capacity", "at least %.4g req/s, %.3g requests in flight: %s", c.Rate, c.InFlight, c.Why)
+		t.Item("capacity", "%s, %s requests in flight: %s", text, render.Number(c.InFlight), c.Why)
 	case c.StdErr > 0:
-		t.Item("capacity", "%.4g req/s, 95 %%: %.4g to %.4g, %.3g requests in flight", c.Rate, c.Lowest, c.Highest, c.InFlight)
+		t.Item("capacity", "%s, %s requests in flight", text, render.Number(c.InFlight))
 	default:
-		t.Item("capacity", "%.4g req/s, %.3g requests in flight; no interval can be given", c.Rate, c.InFlight)
+		t.Item("capacity", "%s, %s requests in flight; no interval can be given", text, render.Number(c.InFlight))
 	}
 	if c.Bound == capacity.Exact {
-		t.Item("proof", "passed %.4g, failed %.4g; all runs in order: %s", c.Low, c.High, a.runsText())
+		t.Item("proof", "passed %s, failed %s; all runs in order: %s", render.Rate(c.Low), render.Rate(c.High), a.runsText())
 	}
 	if a.Met {
 		t.Item("limit", "%s breaks first", c.Binding)
@@ -109,14 +110,8 @@ func (a Answer) text(width int) string {
 func (a Answer) runsText() string {
 	texts := make([]string, len(a.Runs))
 	for i, run := range a.Runs {
-		verdict := "failed"
-		switch {
-		case run.Limited != "":
-			verdict = "client-limited"
-		case run.Pass:
-			verdict = "passed"
-		}
-		texts[i] = fmt.Sprintf("%.4g %s", run.Rate, verdict)
+		verdict := slo.Verdict{Pass: run.Pass, ClientLimited: run.Limited}
+		texts[i] = render.Rate(run.Rate) + " " + verdict.Word()
 	}
 	return strings.Join(texts, ", ")
 }
@@ -132,14 +127,14 @@ func (a Answer) writeFloor(t *render.Text) {
 	if a.ended {
 		none = "none yet"
 	}
-	t.Item("capacity", "%s: at %.4g req/s, the lowest rate that was tried, still %s", none, f.Rate, f.Reason)
+	t.Item("capacity", "%s: even at %s req/s, the lowest rate that was tried, %s", none, render.Rate(f.Rate), f.Reason)
 	switch {
 	case a.ended:
 		t.Item("", "the search was ended before it tried a lower rate")
 	case f.failing != "":
 		t.Item("", "%s there: the server must answer before its latencies can be judged; see the failures of the run", f.failing)
 	case f.InFlight > 0 && f.InFlight < maxAlone:
-		t.Item("", "on average %.2g requests were in flight there: a single request takes this long, and no lower rate will help; raise the limit of %s", f.InFlight, f.Binding)
+		t.Item("", "on average only %.2g requests were in flight there, so even a request that runs alone takes too long, and no lower rate will help; raise the limit of %s", f.InFlight, f.Binding)
 	case f.Rate > a.lowest:
 		t.Item("", "begin lower with --rate, or raise --budget, now %s", render.Span(a.budget))
 	default:

@@ -22,11 +22,11 @@ import (
 // A Bench measures one server.
 type Bench struct {
 	Client *bench.Client
-	Sender trial.ClosedLoad // sends the requests; nil means Client
+	Sender trial.ClosedLoad // sends the requests; nil means that the field Client sends them
 	Load   Load
-	Runs   []Run         // in order; a search has a single run here, which serves only to check the lengths of its requests
+	Runs   []Run         // planned runs in order; a search has a single run here, which serves only to check the lengths of its requests
 	SLO    *slo.SLO      // may be nil
-	Limits []bench.Limit // of goodput
+	Limits []bench.Limit // limits that a request must keep to count for goodput
 	Search *Search       // nil if no capacity is searched
 
 	ResetCache bool      // whether to empty the prefix cache before each run
@@ -60,7 +60,7 @@ func (b *Bench) Preflight(ctx context.Context) error {
 	}
 	uncounted, err := b.Client.CheckLengths(ctx, b.requests(), info.MaxModelLen)
 	if err == nil && uncounted > 0 {
-		fmt.Fprintf(b.Notes, "%s may be longer than max-model-len %d; the server cannot count them (no /tokenize, or too many)\n", render.Count(uncounted, "text"), info.MaxModelLen)
+		fmt.Fprintf(b.Notes, "%s may be longer than max-model-len %d; their tokens were not counted, because the server has no /tokenize or the texts are too many\n", render.Count(uncounted, "text"), info.MaxModelLen)
 	}
 	return err
 }
@@ -105,7 +105,7 @@ func (b *Bench) Sweep(ctx context.Context, report *Report) error {
 	return report.Finish(steps)
 }
 
-// measure makes one run. stop may end the run early; a nil stop never does.
+// measure makes one run. The parameter stop may end the run early; if stop is nil, the run does not end early.
 func (b *Bench) measure(ctx context.Context, planned Run, stop bench.Stop) (Result, error) {
 	if b.ResetCache {
 		if err := b.Client.ResetCache(ctx); err != nil {
@@ -172,7 +172,7 @@ func (b *Bench) workload() string {
 
 func (b *Bench) rules() bench.Rules { return b.Client.Rules.For(b.Client.Endpoint) }
 
-// byRules returns a Stop that applies the client's rules to the samples and passes them to stop.
+// byRules returns a Stop that applies the client's rules to the samples, and then passes the samples to the given Stop.
 func (b *Bench) byRules(stop bench.Stop) bench.Stop {
 	if stop == nil {
 		return nil

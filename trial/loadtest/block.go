@@ -11,8 +11,8 @@ import (
 	"vllmtuner/render"
 )
 
-// A block is the text that reports one run. It is no render.Table, because programs read it: it has the names, widths and
-// rules of vllm bench serve, whatever the width of the terminal.
+// A block is the text that reports one run. It is no render.Table, because programs read it. It has the names, widths
+// and horizontal lines of vllm bench serve, whatever the width of the terminal.
 type block struct{ render.Text }
 
 func (t *block) row(name, format string, v any) {
@@ -30,7 +30,7 @@ func (t *block) title(text string, rule string) {
 
 // writeBlock writes one run with the row names of vllm bench serve (0.14.1 and 0.33), and adds rows of its own.
 func writeBlock(w io.Writer, r Result, workload string) error {
-	t := block{render.Text{Width: render.Columns(w)}}
+	t := block{render.Text{Width: render.Columns(w), NameWidth: len("broken ")}}
 	m := r.Measurement
 	if r.Limited != "" {
 		t.Paragraph("CLIENT-LIMITED: "+r.Limited+"; the figures below are not the server's alone", "")
@@ -126,7 +126,7 @@ func (t *block) client(m bench.Measurement) {
 func (t *block) verdict(r Result) {
 	if v := r.Verdict; v != nil {
 		for _, c := range v.Checks {
-			t.Paragraph(fmt.Sprintf("%-6s %s", map[bool]string{true: "kept", false: "broken"}[c.Headroom >= 0], c), "  ")
+			t.Item(map[bool]string{true: "kept", false: "broken"}[c.Headroom >= 0], "%s", c)
 		}
 		t.Paragraph("SLO "+verdictWord(r)+": "+v.Reason, "  ")
 	}

@@ -15,16 +15,16 @@ type Load struct {
 	Live        bool            // whether each request of Source begins a conversation
 	Seed        uint64
 	LeadIn      time.Duration
-	Window      time.Duration // minimum
-	Requests    int           // minimum; 0 means defaultRequests, or in a closed loop ten per stream and at least 30
+	Window      time.Duration // minimum length of the counted part of a run
+	Requests    int           // minimum number of counted requests; 0 means defaultRequests, or in a closed loop ten per stream and at least 30
 	MinJudged   int           // number of requests that a verdict needs; 0 without an SLO
 	Arrivals    workload.Arrivals
 	Rescale     bool // send N requests in exactly N/rate seconds, without lead-in and run-out, as vllm bench serve does
 	NoRunOut    bool
-	EmptyCaches bool // the prefix cache is emptied before each run, so the lead-in must not send the counted requests
+	EmptyCaches bool // whether the prefix cache is emptied before each run; the lead-in then must not send the counted requests
 }
 
-// MaxRequests is how many requests a run may have. Sending that many at 1,000 a second takes three hours.
+// MaxRequests is how many requests a run may have. To send that many at 1,000 requests per second takes three hours.
 const MaxRequests = 10_000_000
 
 // CheckLength returns an error if a run at the rate would have more than MaxRequests.
@@ -47,7 +47,7 @@ func (l Load) MinRequests() int {
 	return defaultRequests
 }
 
-// plan returns the load at a rate. Each draw has different requests and arrival times.
+// plan returns the load at a rate. The parameter draw chooses one set of random requests and arrival times.
 func (l Load) plan(rate float64, draw int) workload.Plan {
 	return workload.Plan{
 		Source: l.Source, Seed: l.Seed, Rate: rate, Draw: draw, LeadIn: l.LeadIn, Window: l.Window, MinRequests: l.MinRequests(),
@@ -64,7 +64,8 @@ func (l Load) Planned(rate float64) time.Duration {
 	return l.LeadIn + window
 }
 
-// Open returns an open-loop run at a rate. Runs of different draws share neither requests nor arrival times.
+// Open returns an open-loop run at a rate. The parameter draw chooses one set of random requests. Runs with different
+// draws share neither requests nor arrival times.
 func (l Load) Open(rate float64, draw int) Run {
 	plan := l.plan(rate, draw)
 	r := Run{Level: trial.Level{Rate: rate}, leadIn: plan.LeadIn, schedule: l.cut(plan.Schedule())}
@@ -97,8 +98,8 @@ func (l Load) Ramp(from, to float64, exponential bool) Run {
 	return r
 }
 
-// Replay returns a run with the recorded arrival times. If recorded is set, the trace also holds the requests, and they
-// are sent in its order.
+// Replay returns a run with the recorded arrival times. If the parameter recorded is true, the trace also holds the
+// requests, and they are sent in the trace's order.
 func (l Load) Replay(speed float64, recorded bool) Run {
 	replay := workload.Replay{Trace: l.Arrivals.Trace, Speed: speed, N: l.Requests}
 	if !recorded {

@@ -36,7 +36,7 @@ func TestASweepBlamesNeitherClientNorLatency(t *testing.T) {
 	}
 }
 
-// If failed requests decide, the answer counts them and does not advise to raise a latency limit.
+// If failed requests decide the verdict, the answer counts them and does not advise to raise a latency limit.
 func TestFailuresAreNamedWhereTheyDecide(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 95, Max: time.Second}}}
 	samples := make([]bench.Sample, 40)
@@ -136,7 +136,7 @@ func TestCapacityTextFitsATerminal(t *testing.T) {
 			InFlight: 75.4, Probes: 6, Why: "known to ±4.9 %", Doubt: "one probe, at 3.1 req/s, contradicts this; it may be chance"}},
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 1.234, Low: 1.1, High: 1.3, Bound: capacity.Exact, Binding: "p99 TPOT", InFlight: 75.4, Probes: 1, Why: "bracketed to 16 %"}},
 		{Met: true, Runs: runs, Capacity: capacity.Capacity{Rate: 32.9, Low: 18.1, High: 60, Bound: capacity.AtLeast, Binding: "p99 TTFT", Probes: 4, Limited: "late",
-			Why: "at 32.9 req/s the load generator was 17.5 ms late at p99, more than a tenth of p99 TTFT's 40 ms"}},
+			Why: "at 32.9 req/s the load generator was 17.5 ms late at p99, more than a tenth of the limit of 40 ms for p99 TTFT"}},
 		{Floor: floor, Capacity: capacity.Capacity{Rate: 0.0234, High: 0.0234, Bound: capacity.AtMost, Binding: "p99 TTFT", Probes: 9, Why: "failed at the lowest rate, 0.0234 req/s"}, lowest: 0.01, budget: time.Hour},
 	} {
 		text := a.text(80)

@@ -2,7 +2,6 @@ package loadtest
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -10,8 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
-
-	"github.com/goccy/go-yaml"
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
@@ -48,7 +45,7 @@ type Report struct {
 	Append bool   // add to File instead of replacing it
 
 	rows      int
-	documents int      // of YAML
+	documents int      // number of YAML documents written so far
 	failed    []string // runs that completed no request or are void
 }
 
@@ -63,7 +60,7 @@ func (o *Report) Begin() error {
 	return o.openFile(func(*os.File) error { return nil })
 }
 
-// openFile opens the result file for one write. The first write empties it unless Append is set.
+// openFile opens the result file for one write. The first write empties the file unless Append is set.
 func (o *Report) openFile(write func(*os.File) error) error {
 	how := os.O_CREATE | os.O_WRONLY | os.O_APPEND
 	if !o.Append {
@@ -102,17 +99,21 @@ func (o *Report) add(r Result) error {
 	return writeBlock(o.Out, r, fmt.Sprintf("%s, seed %d", o.Bench.workload(), o.Bench.Load.Seed))
 }
 
-// document writes a result for programs to the result file. If the format is JSON or YAML, it also writes it to Out. In
-// the file each result takes one line, as vllm bench serve --append-result writes it.
+// document writes a result for programs to the result file. If the format is JSON or YAML, it also writes the result to
+// Out. In the file each result takes one line, as vllm bench serve --append-result writes it.
 func (o *Report) document(v any) error {
 	if o.File != "" {
-		if err := o.openFile(func(f *os.File) error { return writeJSON(f, v, "") }); err != nil {
+		line, err := foreign.JSON(v, "", "")
+		if err == nil {
+			err = o.openFile(func(f *os.File) error { _, err := f.Write(append(line, '\n')); return err })
+		}
+		if err != nil {
 			return fmt.Errorf("write the result file: %w", err)
 		}
 	}
 	switch o.Format {
 	case FormatJSON:
-		return writeJSON(o.Out, v, "  ")
+		return foreign.WriteJSON(o.Out, v)
 	case FormatYAML:
 		return o.writeYAML(v)
 	}
@@ -175,19 +176,9 @@ func (o *Report) capacity(a Answer) error {
 	return nil
 }
 
-// writeJSON writes one object. With an empty indent the object takes one line.
-func writeJSON(w io.Writer, v any, indent string) error {
-	e := json.NewEncoder(w)
-	e.SetIndent("", indent)
-	return e.Encode(v)
-}
-
 // writeYAML writes one document.
 func (o *Report) writeYAML(v any) error {
-	text, err := yaml.MarshalWithOptions(v, yaml.UseJSONMarshaler()) // keeps the keys in the order of the JSON, but escapes nothing
-	if err == nil && foreign.Text(string(text)) != string(text) {
-		text, err = foreign.YAML(v)
-	}
+	text, err := foreign.YAML(v)
 	if err != nil {
 		return err
 	}

@@ -58,7 +58,7 @@ type Result struct {
 	Verdict     *slo.Verdict   // nil without an SLO, in a void run, or if no samples were kept
 	Limited     string         // why the load generator may have spoiled the figures; "" when it did not
 	notes       []string       // what else a reader must know
-	took        time.Duration  // from the start of the run to the end of its last request
+	took        time.Duration  // time from the start of the run to the end of its last request
 	stopped     bool           // whether the run ended early, because it had already failed
 }
 
@@ -118,7 +118,7 @@ func (r Run) step(at bench.Progress) string {
 func (b *Bench) notes(r Result, run bench.Run) []string {
 	var notes []string
 	for i := range run.Samples {
-		if s := &run.Samples[i]; s.Detail != "" { // only the first failures keep it
+		if s := &run.Samples[i]; s.Detail != "" { // only the first failures keep their detail
 			notes = append(notes, fmt.Sprintf("first failure, %s: %s", s.Failure, s.Detail))
 			break
 		}
@@ -145,8 +145,8 @@ func (b *Bench) notes(r Result, run bench.Run) []string {
 	return notes
 }
 
-// Without an SLO, the load generator is too late if its p99 lag exceeds both limits. minLag is above the usual jitter
-// of a machine.
+// Without an SLO, the load generator is too late if its p99 lag exceeds both of these limits. minLag is above the usual
+// jitter of a machine.
 const (
 	minLag      = 10.0 // ms
 	minLagShare = 0.1  // as a fraction of the p99 TTFT

@@ -22,30 +22,24 @@ type Search struct {
 	Prime  bool    // whether to send the workload once before the first run, to fill the prefix cache
 
 	primed  time.Duration  // how long the priming took
-	refines bool           // the search makes its estimate more precise; then every request helps, so no run ends early
-	longRun *trial.LongRun // of the workload
+	refines bool           // whether the search makes its estimate more precise; then every request helps, so no run ends early
+	longRun *trial.LongRun // long run of the workload
 	runs    []trial.Probe  // each with its number, rate, verdict, measurement and time
 	runOut  time.Duration  // the longest run-out so far
 }
 
-// inFlight is the mean number of requests in the server, by Little's law from the completed requests. It is correct
-// even for a probe that ended early.
+// inFlight is the mean number of requests in the server. It is computed by Little's law from the completed requests, so
+// it is correct even for a probe that ended early.
 func inFlight(p trial.Probe) float64 { return p.Rate * p.Measurement.E2E.Mean / 1000 }
 
 // spent is the time that the priming and all runs took.
-func (s *Search) spent() (all time.Duration) {
-	all = s.primed
-	for _, p := range s.runs {
-		all += p.GPUTime
-	}
-	return all
-}
+func (s *Search) spent() time.Duration { return s.primed + trial.GPUTimeOf(s.runs) }
 
 // cost is how long a run at a rate will take. It assumes a run-out as long as the longest so far.
 func (b *Bench) cost(rate float64) time.Duration { return b.Load.Planned(rate) + b.Search.runOut }
 
 // FindCapacity searches for the highest rate that keeps the SLO. If no probe is near the rate that it advises, it
-// measures that rate too, if the budget allows. It reports both rates.
+// measures the advised rate too, if the budget allows. It reports both rates.
 func (b *Bench) FindCapacity(ctx context.Context, report *Report) error {
 	s := b.Search
 	s.longRun = trial.NewLongRun(b.Load.plan(s.Hint, 0))
@@ -120,8 +114,9 @@ func (b *Bench) reportSoFar(report *Report, found capacity.Capacity, why error) 
 	return why
 }
 
-// probe measures one rate with requests and arrival times of its own, because the bursts of a single draw could decide
-// the whole search. If early is set, a run ends once it has clearly failed.
+// probe measures one rate with requests and arrival times of its own, because the bursts of a single draw (one set of
+// random requests) could decide the whole search. If the parameter early is true, a run ends once it has clearly
+// failed.
 func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early bool) (capacity.Outcome, error) {
 	s := b.Search
 	planned := b.Load.Open(rate, len(s.runs))
@@ -157,7 +152,7 @@ func (b *Bench) probe(ctx context.Context, report *Report, rate float64, early b
 // sayForecast tells the user how long the search will take to reach the wanted precision.
 func (b *Bench) sayForecast(f capacity.Forecast) {
 	s := b.Search
-	known := fmt.Sprintf("about %.3g req/s, known to ±%.2g %%", f.Rate, 100*f.Precision)
+	known := fmt.Sprintf("about %s req/s, known to ±%.2g %%", render.Number(f.Rate), 100*f.Precision)
 	if f.Probes == 0 {
 		fmt.Fprintf(b.Notes, "%s\n", known)
 		return

@@ -16,14 +16,14 @@ import (
 // writeRow writes one run as a line of a table. Above the first line it writes the column heads.
 func (o *Report) writeRow(r Result) error {
 	t := render.Text{Width: render.Columns(o.Out)}
-	m, name, offered := r.Measurement, "rate", fmt.Sprintf("%.4g", r.Rate)
+	m, name, offered := r.Measurement, "rate", render.Rate(r.Rate)
 	second, high := slo.TPOT, 99 // the latency in the middle columns, and the percentile shown beside the median
 	if r.Streams > 0 {
 		name, offered, second, high = "conc", strconv.Itoa(r.Streams), slo.ITL, 95
 	}
 	table := render.Table{Gap: 1}
 	add := func(group, head string, least int, cell string) {
-		table.Add(render.Column{Group: group, Head: head, Least: least, Right: true}, []string{cell})
+		table.Add(render.Column{Group: group, Head: head, MinWidth: least, Right: true}, []string{cell})
 	}
 	add("", name, 7, offered)
 	add("", "req/s", 7, fmt.Sprintf("%.2f", m.RequestThroughput))
@@ -67,7 +67,8 @@ func cell(ms float64, known bool) string {
 // microseconds.
 func Fixed(v float64) string { return strconv.FormatFloat(v, 'f', 3, 64) }
 
-// Latency returns the 50th, 95th or 99th percentile of a latency in milliseconds. known is false if no latency was measured.
+// Latency returns the 50th, 95th or 99th percentile of a latency in milliseconds. If no latency was measured, known is
+// false.
 func Latency(m bench.Measurement, metric slo.Metric, percentile int) (ms float64, known bool) {
 	s := map[slo.Metric]bench.Stats{slo.TTFT: m.TTFT, slo.TPOT: m.TPOT, slo.ITL: m.ITL, slo.E2E: m.E2E}[metric]
 	return map[int]float64{50: s.P50, 95: s.P95, 99: s.P99}[percentile], s.N > 0
@@ -126,12 +127,8 @@ func verdictWord(r Result) string {
 		return "void"
 	case r.Verdict == nil:
 		return ""
-	case r.Limited != "":
-		return "client-limited"
-	case r.Verdict.Pass:
-		return "passed"
 	}
-	return "failed"
+	return r.Verdict.Word()
 }
 
 func (o *Report) writeCSV(r Result) error {
@@ -164,15 +161,16 @@ func HighestText(steps []capacity.Step, closed bool) string {
 	return text
 }
 
-// LoadText writes a load with its unit: a concurrency in a closed loop, and otherwise a rate.
+// LoadText writes a load with its unit: a concurrency in a closed loop, and otherwise a rate. The text stands beside
+// the sentences of capacity.Highest, so it has as many digits as they have.
 func LoadText(load float64, closed bool) string {
 	if closed {
 		return fmt.Sprintf("concurrency %g", load)
 	}
-	return fmt.Sprintf("%s req/s", RateText(load))
+	return render.Rate(load) + " req/s"
 }
 
-// RateText writes a rate with at least two digits after the decimal point, such as 0.50 or 0.125.
+// RateText writes a rate for a table, with at least two digits after the decimal point, such as 0.50 or 0.125.
 func RateText(rate float64) string {
 	if cents := 100 * rate; math.Abs(cents-math.Round(cents)) > 1e-9*cents {
 		return strconv.FormatFloat(rate, 'f', -1, 64)

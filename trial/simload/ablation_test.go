@@ -13,10 +13,11 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// A variant is our estimate of the capacity with one part of the method left out. All variants use the same probes.
+// A variant is our estimate of the capacity with one part of the method left out. All variants use the same probes. The
+// function reduce changes what the estimate gets: the steps and the population.
 type variant struct {
-	name string
-	of   func(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population)
+	name   string
+	reduce func(steps []capacity.Step, p *capacity.Population, rate float64) ([]capacity.Step, *capacity.Population)
 }
 
 func variants() []variant {
@@ -73,7 +74,7 @@ func nearest(steps []capacity.Step, p *capacity.Population, rate float64) ([]cap
 	return kept, p
 }
 
-// A part has the errors of one variant in all worlds.
+// A part (one row of the table) has the errors of one variant in all worlds.
 type part struct {
 	setting, name string
 	bias, rmse    []float64 // one value for each world, %
@@ -87,7 +88,7 @@ func parts(studies []study, settings []string) ([]part, error) {
 			p := part{setting: setting, name: v.name}
 			for _, s := range studies {
 				i := slices.IndexFunc(s.results, func(f methodResult) bool { return f.method == setting })
-				errs, err := s.again(s.results[i], v)
+				errs, err := s.reestimate(s.results[i], v)
 				if err != nil {
 					return nil, err
 				}
@@ -100,13 +101,14 @@ func parts(studies []study, settings []string) ([]part, error) {
 	return all, nil
 }
 
-// again repeats the estimates of a methodResult with a variant, from the same probes. It returns the errors in per cent.
-func (s study) again(f methodResult, v variant) ([]float64, error) {
+// reestimate computes the estimates of a methodResult again, with a variant and from the same probes. It returns the
+// errors in per cent.
+func (s study) reestimate(f methodResult, v variant) ([]float64, error) {
 	population := trial.NewLongRun(workload.Plan{Source: s.source, Seed: 1}).Population
 	errs := make([]float64, len(f.answers))
-	err := each(len(f.answers), func(i int) error {
+	err := inParallel(len(f.answers), func(i int) error {
 		a := f.answers[i]
-		steps, p := v.of(slices.Clone(a.found.Steps), population, a.rate)
+		steps, p := v.reduce(slices.Clone(a.found.Steps), population, a.rate)
 		search := capacity.Search{Min: 0.05, Max: 1000, Factor: 1.35, Tolerance: 0.2, MaxProbes: 1, Known: steps, Population: p}
 		c, err := search.Find(context.Background(), func(context.Context, float64) (capacity.Outcome, error) {
 			return capacity.Outcome{}, errors.New("no probe is left to make")
@@ -120,8 +122,9 @@ func (s study) again(f methodResult, v variant) ([]float64, error) {
 const partsHead = `
 ## What each part of the estimate buys
 
-The same probes, estimated again: with the rate of the probe in place of the load that each request met, from the two probes next to the
-boundary alone, and by interpolating the headroom between them. Mean bias and root mean square of the RMSE over the worlds, %.
+The same probes, estimated again: with the rate of the probe instead of the load that each request met; from only the two probes
+next to the boundary; and by interpolation between the headrooms of these two probes. The bias is the mean over the worlds, and the
+RMSE the root mean square, both in %.
 
 | setting | estimate | bias | RMSE | worst RMSE |
 |---|---|---|---|---|
@@ -140,8 +143,9 @@ func (r report) bought(b *strings.Builder) {
 const forecastsHead = `
 ## ±5 %: what was said beforehand, and what it took
 
-Seconds of load from the moment of the forecast to the end, over those that were said: quartiles, and the share of repetitions within 30 %.
-± is half the width of the interval at the end.
+Each search forecasts how many seconds of load it still needs. The table has the quotient of the seconds that it took and the
+seconds that it forecast, and the share of repetitions in which the two differ by at most 30 %. ± is half the width of the interval
+at the end.
 
 | world | said, s | took/said 10 % | median | 90 % | within 30 % | ± at the end, median | RMSE |
 |---|---|---|---|---|---|---|---|

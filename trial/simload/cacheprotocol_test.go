@@ -18,8 +18,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// cacheWorlds returns the worlds whose requests find a part of their prompts in the prefix cache. Each guess is near the capacity in
-// the long run.
+// cacheWorlds returns the worlds whose requests find a part of their prompts in the prefix cache. It sets guess in each
+// world to about the long-run capacity.
 func cacheWorlds(t testing.TB) []world {
 	t.Helper()
 	chosen := []world{named(t, "h200-phase1"), named(t, "h200-production"), named(t, "small-shared")}
@@ -46,10 +46,12 @@ const (
 	twice    primeAmount = "twice"
 )
 
-// defaultCell is how trials prime and probe. Most other cells differ from it in one setting.
+// defaultCell describes how trials prime a server and probe it. Most other cells differ from defaultCell in one
+// setting.
 var defaultCell = protocolCell{once, 60 * time.Second, true}
 
-// longCell has such a long lead-in that a cold start no longer has an effect. Every other cell is compared with it.
+// longCell has such a long lead-in that a cold start no longer has an effect. Every other cell is compared with
+// longCell.
 var longCell = protocolCell{twice, 300 * time.Second, true}
 
 // cells returns the cells of the table without longCell.
@@ -72,15 +74,16 @@ type probeResult struct {
 	priming, probe   time.Duration
 }
 
-// primed starts a server and primes it. The draw decides requests, arrivals and the engine's noise.
+// primed starts a server and primes it. The draw (a number) decides the requests, their arrivals and the engine's
+// noise.
 func (w world) primed(ctx context.Context, p primeAmount, draw int) (trial.Server, trial.Load, time.Duration, error) {
 	rig := &Rig{Profile: w.profile}
 	server, load, err := rig.Start(ctx, trial.Launch{Number: draw + 1, Args: w.args})
 	if err != nil || p == unprimed {
 		return server, load, 0, err
 	}
-	// trial.Runner primes in the same way: one pass of a finite workload, or until as many tokens are written as the KV
-	// cache holds.
+	// trial.Runner primes in the same way. For a finite workload, the runner sends one pass. For an endless workload,
+	// it stops when as many tokens are written as the KV cache holds.
 	goal, n := map[primeAmount]float64{half: 0.5, once: 1, twice: 2}[p], math.MaxInt
 	if w.cache == trial.Primed && p != half {
 		n = int(goal) * w.source.Len()
@@ -94,7 +97,7 @@ func (w world) primed(ctx context.Context, p primeAmount, draw int) (trial.Serve
 	return server, load, run.Elapsed, err
 }
 
-// read measures one probe of a cell.
+// read makes one probe as the cell c says, and returns its result.
 func (w world) read(ctx context.Context, c protocolCell, rate float64, draw int) (probeResult, error) {
 	server, load, took, err := w.primed(ctx, c.priming, draw)
 	if err != nil {
@@ -140,7 +143,7 @@ func (w world) measureAll(t testing.TB, c protocolCell, rates []float64, draws i
 	for i := range all {
 		all[i] = make([]probeResult, draws)
 	}
-	err := each(len(rates)*draws, func(i int) (err error) {
+	err := inParallel(len(rates)*draws, func(i int) (err error) {
 		all[i%len(rates)][i/len(rates)], err = w.read(t.Context(), c, rates[i%len(rates)], i/len(rates))
 		return err
 	})
@@ -150,11 +153,12 @@ func (w world) measureAll(t testing.TB, c protocolCell, rates []float64, draws i
 	return all
 }
 
-// share returns the share of the requests that break a limit. without is a draw to leave out; -1 leaves out none.
-func share(results []probeResult, without int) float64 {
+// share returns the share of the requests that break a limit. The parameter leftOut is the number of a draw that does
+// not count; -1 means that all draws count.
+func share(results []probeResult, leftOut int) float64 {
 	broken, n := 0.5, 1.0 // add half a broken request, so that no share is zero
 	for i, r := range results {
-		if i != without {
+		if i != leftOut {
 			broken, n = broken+float64(r.broken), n+float64(r.requests)
 		}
 	}
@@ -162,23 +166,23 @@ func share(results []probeResult, without int) float64 {
 }
 
 // jackknifed returns a figure of all draws and its standard error. The error comes from leaving out one draw at a time.
-func jackknifed(draws int, figure func(without int) float64) (value, se float64) {
-	left := make([]float64, draws)
-	for i := range left {
-		left[i] = figure(i)
+func jackknifed(draws int, figure func(leftOut int) float64) (value, se float64) {
+	values := make([]float64, draws)
+	for i := range values {
+		values[i] = figure(i)
 	}
-	_, sd := meanSD(left)
+	_, sd := meanSD(values)
 	return figure(-1), sd * float64(draws-1) / math.Sqrt(float64(draws))
 }
 
-// off compares a figure of some probes with the same figure of the long probes. It returns by how many per cent the
-// figure is higher, and the standard error.
-func off(is, long []probeResult, figure func(probeResult) float64) (percent, se float64) {
-	return jackknifed(len(is), func(without int) float64 {
+// excess compares a figure of one cell's probes with the same figure of longCell's probes. It returns by how many per
+// cent the cell's figure is higher than longCell's, and the standard error of this percentage.
+func excess(results, longResults []probeResult, figure func(probeResult) float64) (percent, se float64) {
+	return jackknifed(len(results), func(leftOut int) float64 {
 		a, b := 0.0, 0.0
-		for i := range is {
-			if i != without {
-				a, b = a+figure(is[i]), b+figure(long[i])
+		for i := range results {
+			if i != leftOut {
+				a, b = a+figure(results[i]), b+figure(longResults[i])
 			}
 		}
 		return 100 * (a/b - 1)
@@ -202,22 +206,23 @@ func newProtocolStudy(t testing.TB, w world, draws int) protocolStudy {
 	return s
 }
 
-// capacityBias returns by how many per cent the capacity is too high when it is measured as in a cell. It divides the
-// error in the share of broken requests by the slope, and takes the mean over the rates.
-func (s protocolStudy) capacityBias(is [][]probeResult) (percent, se float64) {
-	return jackknifed(s.draws, func(without int) float64 {
+// capacityBias returns by how many per cent the capacity is too high when a measurement follows a cell's protocol.
+// capacityBias divides the error in the share of broken requests by the slope, and takes the mean over the rates.
+func (s protocolStudy) capacityBias(results [][]probeResult) (percent, se float64) {
+	return jackknifed(s.draws, func(leftOut int) float64 {
 		sum := 0.0
 		for i := range s.rates {
-			sum += math.Log(share(s.long[i], without) / share(is[i], without))
+			sum += math.Log(share(s.long[i], leftOut) / share(results[i], leftOut))
 		}
 		return 100 * sum / float64(len(s.rates)) / s.slope
 	})
 }
 
-// gpuSeconds returns the mean server time of a cell: for the priming, which a trial has once, and for each probe.
-func gpuSeconds(is [][]probeResult) (priming, probe float64) {
+// gpuSeconds returns two mean server times of a cell. The result priming is the time of the priming, which a trial has
+// once. The result probe is the time of each probe.
+func gpuSeconds(results [][]probeResult) (priming, probe float64) {
 	n := 0.0
-	for _, rate := range is {
+	for _, rate := range results {
 		for _, r := range rate {
 			priming, probe, n = priming+r.priming.Seconds(), probe+r.probe.Seconds(), n+1
 		}
@@ -225,13 +230,14 @@ func gpuSeconds(is [][]probeResult) (priming, probe float64) {
 	return priming / n, probe / n
 }
 
-// hitPoints returns by how many percentage points the hit rate in a cell's windows is higher than in the long windows.
-func hitPoints(is, long []probeResult) (points, se float64) {
-	return jackknifed(len(is), func(without int) float64 {
+// hitPoints returns by how many percentage points the hit rate in a cell's windows is higher than in longCell's
+// windows.
+func hitPoints(results, longResults []probeResult) (points, se float64) {
+	return jackknifed(len(results), func(leftOut int) float64 {
 		sum, n := 0.0, 0.0
-		for i := range is {
-			if i != without {
-				sum, n = sum+is[i].hits/is[i].queries-long[i].hits/long[i].queries, n+1
+		for i := range results {
+			if i != leftOut {
+				sum, n = sum+results[i].hits/results[i].queries-longResults[i].hits/longResults[i].queries, n+1
 			}
 		}
 		return 100 * sum / n
@@ -239,20 +245,20 @@ func hitPoints(is, long []probeResult) (points, se float64) {
 }
 
 // line returns the table's row for a cell.
-func (s protocolStudy) line(c protocolCell, is [][]probeResult) string {
-	bias, se := s.capacityBias(is)
+func (s protocolStudy) line(c protocolCell, results [][]probeResult) string {
+	bias, se := s.capacityBias(results)
 	figures := func(figure func(probeResult) float64) string {
-		v, se := off(is[0], s.long[0], figure)
+		v, se := excess(results[0], s.long[0], figure)
 		return fmt.Sprintf("%+.1f ± %.1f", v, se)
 	}
-	hit, hitSE := hitPoints(is[0], s.long[0])
-	priming, probe := gpuSeconds(is)
+	hit, hitSE := hitPoints(results[0], s.long[0])
+	priming, probe := gpuSeconds(results)
 	runOut := "yes"
 	if !c.runOut {
 		runOut = "no"
 	}
 	return fmt.Sprintf("| %s | %.0f | %s | %.0f + %.0f | %.2f %% | %+.1f ± %.1f | %s | %s | %s | %s | %+.1f ± %.1f |", c.priming, c.leadIn.Seconds(),
-		runOut, priming, probe, 100*share(is[0], -1), bias, se,
+		runOut, priming, probe, 100*share(results[0], -1), bias, se,
 		figures(func(r probeResult) float64 { return r.ttft.P50 }), figures(func(r probeResult) float64 { return r.ttft.P99 }),
 		figures(func(r probeResult) float64 { return r.tpot.P50 }), figures(func(r probeResult) float64 { return r.tpot.P99 }), hit, hitSE)
 }
@@ -260,13 +266,14 @@ func (s protocolStudy) line(c protocolCell, is [][]probeResult) string {
 // ranked lists the values of --gpu-memory-utilization that a protocol must rank.
 var ranked = []string{"0.85", "0.9", "0.95", "0.97"}
 
-// rankRate is the rate at which the ranked configurations are measured, as a multiple of the default's capacity. It is above the
-// capacity of some configurations and below the capacity of others.
+// rankRate is the rate at which the ranked configurations are measured, as a multiple of the default's capacity. The
+// rate is above the capacity of some configurations and below the capacity of others.
 const rankRate = 1.12
 
-// rank measures the configurations at one rate and orders them by their share of broken requests, the best first. right
-// is how often one draw ranks two neighbours in the true order correctly, in per cent; a tie counts half.
-func (w world) rank(t testing.TB, c protocolCell, rate float64, draws int, truth []string) (order []string, shares []float64, right float64) {
+// rank measures the configurations at one rate and orders them by their share of broken requests, the best first. It
+// also takes each pair of neighbours in trueOrder. The result correct is how often one draw ranks such a pair
+// correctly, in per cent. A tie counts half.
+func (w world) rank(t testing.TB, c protocolCell, rate float64, draws int, trueOrder []string) (order []string, shares []float64, correct float64) {
 	t.Helper()
 	by := make(map[string][]probeResult)
 	for _, utilization := range ranked {
@@ -279,23 +286,23 @@ func (w world) rank(t testing.TB, c protocolCell, rate float64, draws int, truth
 	for _, u := range order {
 		shares = append(shares, share(by[u], -1))
 	}
-	if truth == nil {
-		truth = order
+	if trueOrder == nil {
+		trueOrder = order
 	}
 	pairs := 0.0
-	for i := range truth[1:] {
+	for i := range trueOrder[1:] {
 		for d := range draws {
-			better, worse := by[truth[i]][d], by[truth[i+1]][d]
+			better, worse := by[trueOrder[i]][d], by[trueOrder[i+1]][d]
 			pairs++
 			switch {
 			case better.broken < worse.broken:
-				right++
+				correct++
 			case better.broken == worse.broken:
-				right += 0.5
+				correct += 0.5
 			}
 		}
 	}
-	return order, shares, 100 * right / pairs
+	return order, shares, 100 * correct / pairs
 }
 
 // TestCacheProtocols writes the cost of each part of a cache protocol, and the error of a measurement that leaves the part out.
@@ -312,7 +319,7 @@ func TestCacheProtocols(t *testing.T) {
 	var b strings.Builder
 	for _, w := range cacheWorlds(t) {
 		s := newProtocolStudy(t, w, draws)
-		fmt.Fprintf(&b, "\n### %s\n\nAt %.3g and %.3g req/s %.2f and %.2f %% of the requests break a limit; 1 %% more rate makes that %.0f %% more.\n\n",
+		fmt.Fprintf(&b, "\n### %s\n\nAt %.3g and %.3g req/s %.2f and %.2f %% of the requests break a limit; a 1 %% higher rate raises this share by %.0f %%.\n\n",
 			w.name, s.rates[0], s.rates[1], 100*share(s.long[0], -1), 100*share(s.long[1], -1), s.slope)
 		b.WriteString("| priming | lead-in | run-out | GPU s | broken | capacity | TTFT p50 | TTFT p99 | TPOT p50 | TPOT p99 | hits |\n")
 		b.WriteString("|---|---|---|---|---|---|---|---|---|---|---|\n")
@@ -353,6 +360,8 @@ func TestCacheProtocols(t *testing.T) {
 const conclusionHeading = "## Conclusion\n"
 
 const protocolIntro = "# What a cache protocol costs, and how long its parts must be\n\n" +
+	"This page decides how a trial fills the prefix cache before it measures, and how long the lead-in and the run-out of a probe are. The\n" +
+	"[conclusion](#conclusion) is at its end.\n\n" +
 	"`make bench-cache` at %s, %d draws of requests and arrivals in each cell, simulated.\n\n" +
 	"Each probe counts the requests of 120 s, and at least 300, after the lead-in of its row in seconds. Before, the server was primed as the\n" +
 	"row says: not at all, until half of the KV cache was written, once as trials do it, or twice. Every row counts the same requests at the\n" +
@@ -360,6 +369,6 @@ const protocolIntro = "# What a cache protocol costs, and how long its parts mus
 	"\n" +
 	"- *GPU s*: the priming, once in a trial, and each probe with lead-in and run-out.\n" +
 	"- *broken*: the share of requests over a limit, at the lower of two rates near the capacity.\n" +
-	"- *capacity*: by how many %% the capacity reads too high, from the shares at both rates and their slope.\n" +
+	"- *capacity*: by how many %% the capacity reads too high, computed from the shares at both rates and their slope.\n" +
 	"- *TTFT* and *TPOT*: by how many %% the median and the p99 are too high, as the mean of the draws.\n" +
 	"- *hits*: by how many percentage points the hit rate of the window is too high.\n"

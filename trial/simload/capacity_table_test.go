@@ -27,14 +27,14 @@ func rms(values []float64) float64 { return floats.Norm(values, 2) / math.Sqrt(f
 
 func mean(values []float64) float64 { return stat.Mean(values, nil) }
 
-// An overall summarises one method over several worlds, each with the same weight.
-type overall struct {
+// A methodFigures has the figures of one method over several worlds. All worlds have the same weight.
+type methodFigures struct {
 	bias, sd, robust, rmse                   []float64 // one value for each world
 	probes, requests, window, leadIn, runOut []float64
-	hit, of, least, most                     int
+	hits, intervals, least, most             int
 }
 
-func (r report) overall(method int, in func(world) bool) (o overall) {
+func (r report) methodFigures(method int, in func(world) bool) (o methodFigures) {
 	for _, s := range r.studies {
 		if !in(s.world) {
 			continue
@@ -44,7 +44,7 @@ func (r report) overall(method int, in func(world) bool) (o overall) {
 	return o
 }
 
-func (o *overall) take(f methodResult, truth float64) {
+func (o *methodFigures) take(f methodResult, truth float64) {
 	errors := f.errors(truth)
 	bias, sd := meanSD(errors)
 	o.bias, o.sd = append(o.bias, bias), append(o.sd, sd)
@@ -54,17 +54,17 @@ func (o *overall) take(f methodResult, truth float64) {
 	o.window = append(o.window, f.mean(func(a answer) float64 { return a.window.Seconds() }))
 	o.leadIn = append(o.leadIn, f.mean(func(a answer) float64 { return a.leadIn.Seconds() }))
 	o.runOut = append(o.runOut, f.mean(func(a answer) float64 { return a.runOut.Seconds() }))
-	hit, of := f.covered(truth)
+	hits, intervals := f.covered(truth)
 	least, most := f.bounds()
-	o.hit, o.of, o.least, o.most = o.hit+hit, o.of+of, o.least+least, o.most+most
+	o.hits, o.intervals, o.least, o.most = o.hits+hits, o.intervals+intervals, o.least+least, o.most+most
 }
 
 // row formats the figures as one line of a Markdown table, without the first cell.
-func (o overall) row() string {
+func (o methodFigures) row() string {
 	coverage := "–"
-	if o.of > 0 {
-		p := float64(o.hit) / float64(o.of)
-		coverage = fmt.Sprintf("%.1f ± %.1f", 100*p, 100*math.Sqrt(p*(1-p)/float64(o.of)))
+	if o.intervals > 0 {
+		p := float64(o.hits) / float64(o.intervals)
+		coverage = fmt.Sprintf("%.1f ± %.1f", 100*p, 100*math.Sqrt(p*(1-p)/float64(o.intervals)))
 	}
 	total := mean(o.window) + mean(o.leadIn) + mean(o.runOut)
 	return fmt.Sprintf("%.1f | %.0f | %.0f | %.0f | %.0f | %.0f | %+.1f | %.1f | %.1f | %.1f | %s | %d/%d |",
@@ -94,10 +94,15 @@ func (r report) markdown() string {
 
 const capacityHead = `# How well the capacity of one server is found
 
+Read here how far a measured capacity may be from the true one, with our searches and with the methods of other tools, and how long each
+method takes.
+
 Written by ` + "`make bench-capacity`" + `. All of it is simulated, in virtual time: every load goes through the code of a real trial.
 
-- truth: the rate at which 1 % of the requests break a limit in the long run, for the limit that breaks first. The protocol and the
-  population are the same as for the methods, but the draws are others. Log-linear interpolation between six rates; s.e. between draws.
+- truth: the rate at which 1 % of the requests break a limit in the long run, for the limit that breaks first. The *methods*
+  are the ways to find a capacity that are listed below. The truth has the same state of the prefix cache before each load as they do
+  (the *protocol*) and the same workload (the *population*), but other random requests and arrivals (*draws*). Log-linear interpolation
+  between six rates; s.e. between draws.
 - Each repetition has its own requests, order, arrivals and engine noise. All methods of one repetition have the same ones.
 - Errors are 100 · ln(answer / truth). SD and robust SD (from the median absolute deviation) are within a world. For several worlds the
   table has the mean of their biases, and the root mean squares of SD, robust SD and RMSE. Seconds, probes and requests are means.
@@ -128,8 +133,8 @@ The grids have 12 rates from 0.25 to 25 req/s (H200), 0.5 to 50 (L4, small-fast)
 
 `
 
-// summary writes three tables with one line per method: for worlds without prefix reuse, for worlds with it, and for
-// all.
+// summary writes three tables with one line per method: for worlds without prefix reuse, for worlds with prefix reuse,
+// and for all worlds.
 func (r report) summary(b *strings.Builder) {
 	for _, group := range []struct {
 		name string
@@ -150,7 +155,7 @@ func (r report) summary(b *strings.Builder) {
 		}
 		fmt.Fprintf(b, "\n## Worlds: %s (%d)\n\n| method | %s", group.name, n, figuresHead)
 		for i, f := range r.studies[0].results {
-			fmt.Fprintf(b, "| %s | %s\n", f.method, r.overall(i, group.in).row())
+			fmt.Fprintf(b, "| %s | %s\n", f.method, r.methodFigures(i, group.in).row())
 		}
 	}
 }
@@ -177,8 +182,8 @@ func (r report) matrix(b *strings.Builder) {
 const truthsHead = `
 ## The worlds and their truths
 
-The limit that binds is bold. steep: by how many per cent the share of broken requests grows where the rate grows by 1 %.
-requests: at each of the six rates.
+The limit that breaks first is bold. steep: by how many per cent the share of broken requests grows if the rate grows by 1 %.
+requests: their number at each of the six rates.
 
 | world | what | cache | req/s | s.e. % | TTFT / TPOT, ms | steep | requests |
 |---|---|---|---|---|---|---|---|
@@ -209,8 +214,9 @@ func (s study) promises() string {
 const verdictsHead = `
 ## How often one window passes
 
-Long stationary loads, cut into windows. independent: what the binomial distribution says of requests that know nothing of each
-other. design: SD of the windows' shares divided by the SD of independent requests: a binomial interval is too narrow by this factor.
+Long stationary loads, cut into windows. independent: how often a window would pass if its requests were independent (binomial
+distribution). design: the SD of the windows' shares divided by the SD for independent requests. A binomial interval is too narrow
+by this factor.
 
 | world | true share % | here % | window | requests | windows | passes | independent | design |
 |---|---|---|---|---|---|---|---|---|
@@ -234,20 +240,20 @@ func (r report) details(b *strings.Builder) {
 	for _, s := range r.studies {
 		fmt.Fprintf(b, "\n### %s: %.4g req/s\n\n| method | %s", s.name, s.capacity, figuresHead)
 		for _, f := range s.results {
-			var o overall
+			var o methodFigures
 			o.take(f, s.capacity)
 			fmt.Fprintf(b, "| %s | %s\n", f.method, o.row())
 		}
 	}
 }
 
-// A verdictRow has the verdicts of windows of one length at one rate.
+// A verdictRow has the verdicts on all windows that have one length and one rate.
 type verdictRow struct {
 	world    string
 	goal     float64 // long-run share of requests that break the tightest limit
 	share    float64 // the same share, measured in these windows
 	window   window
-	requests float64 // in a window
+	requests float64 // number of requests in a window
 	windows  int
 	passed   float64 // share of the windows that pass
 	binomial float64 // share of windows that would pass if requests were independent
@@ -273,12 +279,12 @@ func verdicts(s study, draws int) ([]verdictRow, error) {
 	load := stretch{20000, 300 * time.Second}
 	var rows []verdictRow
 	for _, share := range brokenShares {
-		rate := s.at(share)
+		rate := s.rateFor(share)
 		all := make([][]bench.Sample, draws)
 		w := s.world
 		w.guess = s.capacity
-		err := each(draws, func(i int) error {
-			run, err := w.long(rate, verdictDraws+i, load)
+		err := inParallel(draws, func(i int) error {
+			run, err := w.runStretch(rate, verdictDraws+i, load)
 			all[i] = run.Samples
 			return err
 		})
@@ -316,8 +322,8 @@ func (s study) judge(runs [][]bench.Sample, share float64, win window, n int) ve
 	return row
 }
 
-// atMostBroken returns the probability that at most 1 % of n independent requests break a limit. share is the
-// probability for a single request.
+// atMostBroken returns the probability that at most 1 % of n independent requests break a limit. The parameter share is
+// the probability that a single request breaks the limit.
 func atMostBroken(n int, share float64) float64 {
 	sum, term := 0.0, math.Pow(1-share, float64(n))
 	for k := range int(goal*float64(n)+1e-9) + 1 {

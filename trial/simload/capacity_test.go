@@ -30,10 +30,12 @@ const (
 	commitVariable   = "CAPACITY_COMMIT" // commit that the pages name
 )
 
-// hintError is the standard deviation of the logarithm of a hint. In a study the hint is the best capacity so far.
+// hintError is the standard deviation of the logarithm of a hint. In a study of the tuner, the hint is the best
+// capacity that the study has found so far.
 const hintError = 0.35
 
-// The number of the first draw for each purpose. They are so far apart that no two purposes use the same draw.
+// A draw is a number that decides the requests, their arrivals and the engine's noise. These are the first draws for
+// each purpose. They are so far apart that no two purposes use the same draw.
 const (
 	truthDraws   = 1 << 21
 	pilotDraws   = 1 << 22
@@ -69,17 +71,18 @@ func (f methodResult) bounds() (least, most int) {
 	return least, most
 }
 
-// covered counts the intervals that contain the true capacity (hit) and all intervals (of).
-func (f methodResult) covered(truth float64) (hit, of int) {
+// covered counts the 95 % intervals of the answers. The result hits counts only the intervals that contain the true
+// capacity.
+func (f methodResult) covered(truth float64) (hits, intervals int) {
 	for _, a := range f.answers {
 		if a.hi > 0 {
-			of++
+			intervals++
 			if a.lo <= truth && truth <= a.hi {
-				hit++
+				hits++
 			}
 		}
 	}
-	return hit, of
+	return hits, intervals
 }
 
 func (f methodResult) mean(of func(answer) float64) float64 {
@@ -112,26 +115,26 @@ func (s study) hint(draw int) float64 {
 	return s.capacity * math.Exp(hintError*r.NormFloat64())
 }
 
-// repeat runs a method reps times, with the draws first, first+1 and so on.
+// repeat runs a method reps times, with the draw numbers first, first+1 and so on.
 func (s study) repeat(m method, first, reps int) (methodResult, error) {
 	f := methodResult{m.name, make([]answer, reps)}
 	w := s.world
 	w.guess = s.capacity
-	err := each(reps, func(i int) (err error) {
+	err := inParallel(reps, func(i int) (err error) {
 		f.answers[i], err = m.find(w, first+i, s.hint(first+i))
 		return err
 	})
 	return f, err
 }
 
-// compare runs all methods. Then it runs our search once more, with windows that last as long in all as the windows of
-// the cheapest rival.
+// compare runs all methods. Then it runs our search once more, with other window lengths. With these lengths, all
+// windows together last as long as all windows of the cheapest rival.
 func (s *study) compare(reps int) error {
 	own := []method{
 		{"ours, search", ours(searchLengths, 0)}, {"ours, confirmation", ours(confirmLengths, 0)}, {"ours, ±5 %", ours(confirmLengths, 0.05)},
 	}
 	far := []method{
-		{"ours, from a tenth", ours(searchLengths, 0).from(0.1)}, {"ours, from four times", ours(searchLengths, 0).from(4)},
+		{"ours, from a tenth", ours(searchLengths, 0).withHintTimes(0.1)}, {"ours, from four times", ours(searchLengths, 0).withHintTimes(4)},
 	}
 	for _, m := range slices.Concat(own, rivals(), far) {
 		f, err := s.repeat(m, 0, reps)
@@ -151,8 +154,8 @@ func (s *study) compare(reps int) error {
 	return err
 }
 
-// oursWithin returns our search with scaled windows, which last this many seconds in all. Pilot runs with other draws
-// give the scale.
+// oursWithin returns our search with scaled windows, which together last the given number of seconds. Pilot runs with
+// other draws find the scale.
 func (s study) oursWithin(seconds float64, name string) (method, error) {
 	const pilots = 6
 	scale := 1.0
@@ -192,7 +195,7 @@ func chosenWorlds(t *testing.T) []world {
 	worlds := namedWorlds(t)
 	seed, n := setting(t, seedVariable, 1), setting(t, randomVariable, 4)
 	random := make([]world, n)
-	err := each(n, func(i int) (err error) {
+	err := inParallel(n, func(i int) (err error) {
 		random[i], err = randomWorld(uint64(seed*1000 + i))
 		return err
 	})
@@ -267,7 +270,7 @@ func writePage(t *testing.T, file, text string) {
 }
 
 // A true capacity that is measured with little effort hardly depends on the draws, and each of our searches ends near
-// it.
+// that capacity.
 func TestCapacityIsFound(t *testing.T) {
 	realtime.Only(t, "simulates half a million requests")
 	for _, name := range []string{"small-seqs16", "small-tpot"} {
@@ -306,7 +309,7 @@ func TestRivalsFindACapacity(t *testing.T) {
 		name             string
 		min, max         int     // probes
 		minEach, maxEach int     // range of the number of requests in a probe
-		maxError         float64 // of ln(answer/truth)
+		maxError         float64 // largest allowed absolute value of ln(answer/truth)
 	}{
 		{"sweep", 12, 12, 300, 300, 0.5},
 		{"bisection", 3, 4, 300, 300, 0.5},
@@ -338,7 +341,7 @@ func TestRandomWorldsAreTheirSeeds(t *testing.T) {
 	realtime.Only(t, "draws worlds by simulating them")
 	const n = 6
 	got := make([]world, 2*n)
-	if err := each(2*n, func(i int) (err error) {
+	if err := inParallel(2*n, func(i int) (err error) {
 		got[i], err = randomWorld(uint64(i % n))
 		return err
 	}); err != nil {

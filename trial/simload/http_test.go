@@ -49,9 +49,9 @@ func httpURL(t *testing.T, p *sim.Profile) string {
 	return ""
 }
 
-// The simulated server over HTTP in real time and the engine in virtual time give the same p99 TTFT and p99 TPOT within 2 %.
-// Both get the same light load. A busy machine delays some runs, so the test compares medians of at least three runs, and makes
-// up to nine runs before it fails.
+// The p99 TTFT and the p99 TPOT are the same within 2 % over HTTP in real time and from the engine in virtual time.
+// Both get the same light load. A busy machine delays some runs, so the test compares medians of at least three runs.
+// It makes up to nine runs before it fails.
 func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	const maxError = 0.02

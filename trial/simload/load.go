@@ -17,7 +17,7 @@ import (
 type load struct {
 	engine  *sim.Engine
 	prompts *prompts
-	sent    uint64 // number of requests so far; it makes each answer unique
+	sent    uint64 // number of requests so far; this number makes each answer unique
 }
 
 // Run sends the schedule and computes the engine's steps until every counted request has ended. If the schedule has no
@@ -54,7 +54,7 @@ func (l *load) RunClosed(ctx context.Context, schedule workload.Schedule, stream
 		f.collect()
 	}
 	f.update()
-	f.run.Elapsed = seconds(f.now)
+	f.run.Elapsed = sim.Seconds(f.now)
 	f.run.Series.Close()
 	return f.run, nil
 }
@@ -64,7 +64,7 @@ type loadRun struct {
 	*load
 	next      func() (workload.Arrival, bool)
 	arrival   workload.Arrival // the next arrival to be sent
-	more      bool             // arrival is valid
+	more      bool             // the field arrival holds an arrival
 	stop      bench.Stop
 	now       float64 // seconds
 	nextCheck float64
@@ -109,16 +109,16 @@ func (f *loadRun) over() bool {
 	}
 	f.nextCheck = f.now + 1
 	f.update()
-	f.run.Stopped = f.stop(seconds(f.now), f.run.Samples)
+	f.run.Stopped = f.stop(sim.Seconds(f.now), f.run.Samples)
 	return f.run.Stopped
 }
 
-// submitDue gives the engine all arrivals that its scheduler has seen by now.
+// submitDue gives the engine all arrivals that its scheduler can see at the time f.now.
 func (f *loadRun) submitDue() {
 	for f.more && f.visible() <= f.now {
 		a := f.arrival
 		if f.closed { // a request is due when its stream became idle
-			a.Due, f.free = seconds(f.free[0]), f.free[1:]
+			a.Due, f.free = sim.Seconds(f.free[0]), f.free[1:]
 		}
 		f.pull()
 		p := f.prompts.of(a.Request)
@@ -150,19 +150,19 @@ func (f *loadRun) submitDue() {
 // refuse answers a request that is longer than max-model-len with status 400, as vLLM does.
 func (f *loadRun) refuse(r *sim.Request, limit int) {
 	f.freeStream()
-	f.run.Series.Ended(seconds(f.now), true)
+	f.run.Series.Ended(sim.Seconds(f.now), true)
 	if r.Tag < 0 {
 		f.run.Broken++
 		return
 	}
 	s := &f.run.Samples[r.Tag]
-	s.Failure, s.Status, s.End = bench.Status, http.StatusBadRequest, seconds(f.now)
+	s.Failure, s.Status, s.End = bench.Status, http.StatusBadRequest, sim.Seconds(f.now)
 	s.Detail = fmt.Sprintf("400: this model's maximum context length is %d tokens, the request has %d", limit, r.Prompt+r.Output)
 }
 
 // collect records the tokens of the last step.
 func (f *loadRun) collect() {
-	at := seconds(f.now + f.engine.Profile.Latency.AfterStep/1000)
+	at := sim.Seconds(f.now + f.engine.Profile.Latency.AfterStep/1000)
 	f.run.Series.Chunks(int(at/time.Second), f.engine.Served)
 	for _, r := range f.engine.Emitted {
 		if r.Finished() {
@@ -187,16 +187,14 @@ func (f *loadRun) collect() {
 	}
 }
 
-// update records the tokens that each unfinished request has by now.
+// update records the tokens that each unfinished request has so far.
 func (f *loadRun) update() {
 	for _, r := range f.engine.InFlight() {
 		if r.Tag < 0 || r.Chunks == 0 {
 			continue
 		}
 		s := &f.run.Samples[r.Tag]
-		s.Last = seconds(r.Last + f.engine.Profile.Latency.AfterStep/1000)
+		s.Last = sim.Seconds(r.Last + f.engine.Profile.Latency.AfterStep/1000)
 		s.Closed, s.Chunks = s.Last, r.Chunks
 	}
 }
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -38,17 +38,18 @@ func chosenPairs(t *testing.T) []pair {
 
 // A pairResult has the results of all repetitions of a pair, in per cent.
 type pairResult struct {
-	paired, apart   []float64 // 100 · ln(b/a): with the same draws for both, and with independent draws
-	stated, careful []float64 // standard error of paired: as capacity.Compare gives it, and as it would be if a and b were independent
-	seconds         []float64 // duration of the loads of both searches
-	bounds          int       // repetitions left out because an answer is only a bound
+	paired, unpaired      []float64 // the ratio 100 · ln(b/a): paired uses the same draws for a and b, unpaired uses independent draws
+	stated, ifIndependent []float64 // standard errors of paired: from capacity.Compare, and for the case that a and b were independent
+	seconds               []float64 // time for which both searches send load
+	bounds                int       // repetitions left out because an answer is only a bound
 }
 
-// measure searches for both capacities of a pair, reps times. Both searches begin at the same hint, as in a study.
+// measure searches for both capacities of a pair, reps times. Both searches begin at the same hint, as in a study of
+// the tuner.
 func (p pair) measure(lengths trial.Lengths, reps int) (q pairResult, err error) {
 	find := ours(lengths, 0)
 	found := make([][3]answer, reps)
-	err = each(reps, func(i int) (err error) {
+	err = inParallel(reps, func(i int) (err error) {
 		hint := p.a.guess * math.Exp(hintError*rand.New(rand.NewPCG(uint64(i), 0x42)).NormFloat64())
 		for k, w := range []world{p.a, p.b, p.b} {
 			draw := pairDraws + i
@@ -68,18 +69,18 @@ func (p pair) measure(lengths trial.Lengths, reps int) (q pairResult, err error)
 			continue
 		}
 		q.paired = append(q.paired, 100*math.Log(f[1].rate/f[0].rate))
-		q.apart = append(q.apart, 100*math.Log(f[2].rate/f[0].rate))
+		q.unpaired = append(q.unpaired, 100*math.Log(f[2].rate/f[0].rate))
 		q.stated = append(q.stated, 100*math.Log(c.Highest/c.Ratio)/1.96)
-		q.careful = append(q.careful, 100*math.Hypot(f[0].found.StdErr, f[1].found.StdErr))
+		q.ifIndependent = append(q.ifIndependent, 100*math.Hypot(f[0].found.StdErr, f[1].found.StdErr))
 		q.seconds = append(q.seconds, totalSeconds(f[0])+totalSeconds(f[1]))
 	}
 	return q, err
 }
 
-// held returns the share of the intervals that contain the true ratio. The mean of all ratios is used as the true
+// held returns the share of the 95 % intervals that contain the true ratio. It takes the mean of all ratios as the true
 // ratio.
 func (q pairResult) held() float64 {
-	truth, hit := mean(append(slices.Clone(q.paired), q.apart...)), 0.0
+	truth, hit := mean(append(slices.Clone(q.paired), q.unpaired...)), 0.0
 	for i, ratio := range q.paired {
 		if math.Abs(ratio-truth) <= 1.96*q.stated[i] {
 			hit++
@@ -90,17 +91,20 @@ func (q pairResult) held() float64 {
 
 const pairsHead = `# Two choices of flags: how sure their ratio is
 
+Read here how well a study can tell two choices of flags apart, and why it measures both with the same requests.
+
 Written by ` + "`make bench-capacity`" + `. All of it is simulated. Two configurations are measured from the same hint, as in a study: once with the same draws of
 requests and arrivals, as a study does, and once with independent draws. All figures of errors are in %.
 
 - SD: the standard deviation of ln(second / first).
-- stated: the mean of the standard errors that a comparison states; *if independent*, of those without the correlation of the two errors.
+- stated: the mean of the standard errors that a comparison states. *if independent*: the same, computed as if the two errors were
+  not correlated.
 - holds: the share of the stated 95 % intervals that contain the mean ratio of all repetitions.
 - s: seconds of both searches.
 
 `
 
-// TestPairTable measures the error of the ratio of two capacities, and writes a report.
+// TestPairTable measures how wrong the ratio of two measured capacities is, and writes a report.
 func TestPairTable(t *testing.T) {
 	file := os.Getenv(pairsVariable)
 	if file == "" {
@@ -122,9 +126,9 @@ func TestPairTable(t *testing.T) {
 				continue
 			}
 			ratio, same := meanSD(q.paired)
-			_, apart := meanSD(q.apart)
+			_, apart := meanSD(q.unpaired)
 			fmt.Fprintf(&b, "| %s | %s | %+.1f | %.1f | %.1f | %.2f | %.1f | %.1f | %.0f %% of %d | %.0f |\n", p.name, []string{"search", "confirmation"}[i], ratio, same, apart, same/apart,
-				mean(q.stated), mean(q.careful), 100*q.held(), len(q.paired), mean(q.seconds))
+				mean(q.stated), mean(q.ifIndependent), 100*q.held(), len(q.paired), mean(q.seconds))
 		}
 		writePage(t, file, b.String())
 	}

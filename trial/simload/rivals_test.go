@@ -19,7 +19,7 @@ import (
 
 // A cost is what a method spent on one server after its start and priming.
 type cost struct {
-	probes, requests       int // counted requests that were sent, so fewer if a probe ended early
+	probes, requests       int // the field requests has the counted requests that were sent; a probe that ends early sends fewer
 	window, leadIn, runOut time.Duration
 }
 
@@ -33,7 +33,8 @@ func (c *cost) add(requests int, leadIn, window, elapsed time.Duration) {
 	c.runOut += max(0, elapsed-leadIn-window)
 }
 
-// An answer is the capacity that a method reports. If it is only a bound, rate is the rate of that bound.
+// An answer is the capacity that a method reports. If the method finds only a bound of the capacity, the field rate has
+// that bound.
 type answer struct {
 	rate   float64 // requests per second
 	bound  capacity.Bound
@@ -41,7 +42,7 @@ type answer struct {
 	cost
 
 	found    capacity.Capacity // set only by our search
-	forecast capacity.Forecast // set only by our search with a precision
+	forecast capacity.Forecast // set only by our search, if it has a precision
 	then     cost              // cost before the forecast
 }
 
@@ -54,13 +55,13 @@ type method struct {
 // cheapest is the rival that needs the least server time.
 const cheapest = "bisection"
 
-// A finder finds the capacity of a world. The draw decides requests, arrivals and noise. hint is a rate near the capacity, which
-// only some methods use.
+// A finder finds the capacity of a world. The draw (a number) decides the requests, their arrivals and the noise. The
+// parameter hint is a rate near the capacity, which only some methods use.
 type finder func(w world, draw int, hint float64) (answer, error)
 
-// from returns a finder whose hint is multiplied by part.
-func (find finder) from(part float64) finder {
-	return func(w world, draw int, hint float64) (answer, error) { return find(w, draw, part*hint) }
+// withHintTimes returns the same finder, with its hint multiplied by a factor.
+func (find finder) withHintTimes(factor float64) finder {
+	return func(w world, draw int, hint float64) (answer, error) { return find(w, draw, factor*hint) }
 }
 
 // rivals returns the methods that people use instead of ours.
@@ -76,8 +77,8 @@ func rivals() []method {
 // manualRequests is the number of requests in a manual probe.
 const manualRequests = 300
 
-// rates returns the rates of a manual sweep. The draw shifts the grid by a part of a step, so that the true capacity lies at a
-// random distance from the next rate.
+// rates returns the rates of a manual sweep. The draw shifts the grid by a fraction of a step, so that the true
+// capacity lies at a random distance from the next rate.
 func (w world) rates(draw int) []float64 {
 	const n = 12
 	shift := rand.New(rand.NewPCG(uint64(draw), 0x42)).Float64() - 0.5
@@ -173,8 +174,9 @@ type isotonicSearch struct {
 	cost      *cost
 }
 
-// probe offers a rate, first for AIPerf's warm-up and then for the window. Verdicts outside the bracket have no effect,
-// so the bracket never widens. AIPerf lets the server run empty between warm-up and window; probe does not.
+// probe offers a rate, first for AIPerf's warm-up and then for the window. The bracket is the range from the highest
+// passing to the lowest failing rate. Verdicts outside the bracket have no effect, so the bracket never widens. AIPerf
+// lets the server run empty between warm-up and window; probe does not.
 func (s *isotonicSearch) probe(rate float64) (pass bool, err error) {
 	plan := workload.Plan{Source: s.source, Seed: s.seed(), Rate: rate, LeadIn: aiperfWarmUp, MinRequests: s.requests}
 	n, window := plan.Counted()
@@ -196,16 +198,19 @@ func (s *isotonicSearch) probe(rate float64) (pass bool, err error) {
 	return v.Pass, nil
 }
 
-// isotonic is AIPerf's search (smooth_isotonic, 0.13). Its answer is the highest rate that passed.
+// isotonic is AIPerf's search (smooth_isotonic, 0.13). Its answer is the lower end of the last bracket: the highest
+// passing rate that is lower than every failed rate.
 //
-//  1. It doubles the lowest rate of the grid until a probe fails.
+//  1. It doubles the lowest rate of the grid until a probe fails or the grid's highest rate passes.
 //  2. It makes three probes at even distances inside the bracket.
-//  3. It fits the p99 of the limit that breaks first over all rates so far: isotonic regression, then PCHIP. It probes the rate
-//     at which the curve crosses the limit, or the middle of the bracket if the curve does not cross it. It repeats this until
-//     the bracket is within 5 % of its upper end. While the regression has fewer than three levels, each of the first two fits
-//     is followed by two more probes, at 1/8 and 5/8 of the bracket.
+//  3. It fits the p99 of the limit that breaks first over all rates so far: isotonic regression, then PCHIP. It probes the
+//     rate at which the curve crosses the limit, or the middle of the bracket if the curve does not cross it. It repeats this
+//     until the bracket is within 5 % of its upper end, the next rate was already probed, or 30 probes are made. While the
+//     regression has fewer than three levels, each of the first two fits is followed by two more probes, at 1/8 and 5/8 of the
+//     bracket.
 //
-// Two parts of AIPerf are left out: replicates, which are off by default, and the bisection after it detects a cliff.
+// Two parts of AIPerf are left out. One is replicates, which are off by default. The other is the bisection that AIPerf makes
+// after it has detected a cliff.
 func isotonic(w world, draw, requests int) (a answer, err error) {
 	sub, err := w.start(draw)
 	if err != nil {
@@ -225,7 +230,7 @@ func isotonic(w world, draw, requests int) (a answer, err error) {
 			return a, nil
 		}
 	}
-	next := s.inside(0.25, 0.5, 0.75)
+	next := s.bracketRates(0.25, 0.5, 0.75)
 	for fits := 1; ; fits++ {
 		for _, rate := range next {
 			if _, err := s.probe(rate); err != nil {
@@ -233,7 +238,7 @@ func isotonic(w world, draw, requests int) (a answer, err error) {
 			}
 		}
 		candidate, levels := s.fit()
-		if next = s.inside(0.125, 0.625); levels < aiperfDistinct && fits < aiperfFits && len(next) > 0 {
+		if next = s.bracketRates(0.125, 0.625); levels < aiperfDistinct && fits < aiperfFits && len(next) > 0 {
 			continue
 		}
 		if (s.high-s.low)/s.high < aiperfPrecision || s.margins[candidate] != nil || a.probes >= aiperfProbes {
@@ -244,12 +249,12 @@ func isotonic(w world, draw, requests int) (a answer, err error) {
 	}
 }
 
-// inside returns rates inside the bracket, where a part of 0.5 is the middle. It leaves out rates that were already
-// probed.
-func (s *isotonicSearch) inside(parts ...float64) []float64 {
+// bracketRates returns one rate for each position in the bracket. Position 0 is the lower end, 0.5 the middle, and 1
+// the upper end. bracketRates leaves out rates that were already probed.
+func (s *isotonicSearch) bracketRates(positions ...float64) []float64 {
 	var rates []float64
-	for _, part := range parts {
-		if rate := s.low + part*(s.high-s.low); s.margins[rate] == nil {
+	for _, position := range positions {
+		if rate := s.low + position*(s.high-s.low); s.margins[rate] == nil {
 			rates = append(rates, rate)
 		}
 	}
@@ -346,7 +351,7 @@ func closedLoop(w world, draw int, _ float64) (a answer, err error) {
 	return a, nil
 }
 
-// The window lengths of a trial in a study, and of a confirmation.
+// The window lengths of a trial in a study of the tuner, and of the confirmation of its result.
 var (
 	searchLengths  = trial.Lengths{Window: 120 * time.Second, MinRequests: 300}
 	confirmLengths = trial.Lengths{Window: 240 * time.Second, MinRequests: 1000}
@@ -355,8 +360,8 @@ var (
 // drawsOfTrial is the number of draws reserved for one repetition, because each probe of a trial has its own draw.
 const drawsOfTrial = 64
 
-// ours returns a finder that runs one whole trial with our search. With a precision above 0 the search goes on until
-// the interval is that narrow.
+// ours returns a finder that runs one whole trial with our search. If the precision is above 0, the search goes on
+// until the interval is as narrow as the precision says.
 func ours(lengths trial.Lengths, precision float64) finder {
 	return func(w world, draw int, hint float64) (a answer, err error) {
 		rig := &Rig{Profile: w.profile}

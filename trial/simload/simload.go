@@ -1,5 +1,6 @@
 // Package simload provides the Server and the Load of a trial in the simulator's virtual time. Demos, tests and
-// benchmarks thus run the code of a real trial. It never waits: an hour of load takes only the time to compute it.
+// benchmarks thus run the code of a real trial. Package simload never waits: an hour of load takes only the time to
+// compute it.
 package simload
 
 import (
@@ -40,7 +41,8 @@ func (r *Rig) Start(ctx context.Context, launch trial.Launch) (trial.Server, tri
 	return &server{engine}, &load{engine: engine, prompts: &r.prompts}, nil
 }
 
-// startError gives a failed start the class that the log of a real server would show, and the time that a real start takes.
+// startError returns the error of a failed start. That error has the class that a real server's log would show, and the
+// time that a real start takes.
 func startError(err error, took time.Duration) error {
 	exit := &serverctl.ExitError{Class: serverctl.FlagsRejected, Evidence: err.Error(), Code: 1, Tail: []string{err.Error()}, Took: took}
 	if start, ok := errors.AsType[*sim.StartError](err); ok {
@@ -68,6 +70,7 @@ func (s *server) Facts() serverctl.Facts {
 		MaxModelLen:    o.MaxModelLen,
 		StartUp:        p.StartUp.Total(),
 		Simulated:      true,
+		Virtual:        true,
 	}
 }
 

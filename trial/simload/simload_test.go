@@ -135,7 +135,7 @@ func closed(t *testing.T, args string, streams, requests int) (bench.Run, trial.
 	return run, server
 }
 
-// inFlight returns how many requests are in flight at a time.
+// inFlight returns how many requests are in flight at the given time.
 func inFlight(run bench.Run, at time.Duration) (n int) {
 	for _, s := range run.Samples {
 		if s.Due <= at && at < s.End {
@@ -165,8 +165,8 @@ func TestAClosedLoopKeepsItsStreamsBusy(t *testing.T) {
 	}
 }
 
-// A stream becomes idle when its client has the whole answer, which is later than when the engine finished it. The stream then
-// sends its next request at once.
+// A stream becomes idle when its client has the whole answer. The engine has finished the answer a little earlier. An
+// idle stream sends its next request at once.
 func TestAStreamSendsAgainAtOnce(t *testing.T) {
 	run, _ := closed(t, "", 1, 5)
 	for i := 1; i < 5; i++ {

@@ -18,8 +18,8 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A replay on the same server repeats the probes of a search to the last digit, including those that ended early. A replay on another
-// server sends the same requests.
+// A replay on the same server repeats the probes of a search to the last digit, including the probes that ended early. A replay
+// on another server sends the same requests.
 func TestReplayRepeatsATrial(t *testing.T) {
 	requests := source(t, workload.Spec{Kind: "random", InputTokens: 200, OutputTokens: 30, Requests: 80}, 1)
 	for _, protocol := range []trial.Protocol{trial.Reset, trial.Primed, trial.Steady} {
@@ -156,9 +156,9 @@ type liar struct{ trial.Server }
 
 func (liar) ResetCache(context.Context) error { return nil }
 
-// trialOf runs a trial of a world and returns its probes. The server loses its cache before one probe; forgets is its
-// number, or -1 for none. If lies is set, the server never resets its cache, although it reports that it did.
-func (w world) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int, lies bool) []trial.Probe {
+// trialOf runs a trial of a world and returns its probes. The server loses its cache before the probe with the number
+// lossAt; -1 means never. If lies is set, the server never resets its cache, although it reports that it did.
+func (w world) trialOf(t *testing.T, protocol trial.Protocol, draw, lossAt int, lies bool) []trial.Probe {
 	t.Helper()
 	rig := &Rig{Profile: w.profile}
 	var probes []trial.Probe
@@ -171,7 +171,7 @@ func (w world) trialOf(t *testing.T, protocol trial.Protocol, draw, forgets int,
 			if err != nil {
 				return nil, nil, err
 			}
-			load = &forgetful{Load: load, server: server, before: forgets}
+			load = &forgetful{Load: load, server: server, before: lossAt}
 			if lies {
 				server = liar{server}
 			}

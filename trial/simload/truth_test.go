@@ -102,8 +102,8 @@ type stretch struct {
 	leadIn   time.Duration
 }
 
-// long offers a rate to a fresh server for a whole stretch.
-func (w world) long(rate float64, draw int, s stretch) (bench.Run, error) {
+// runStretch offers a rate to a fresh server for a whole stretch.
+func (w world) runStretch(rate float64, draw int, s stretch) (bench.Run, error) {
 	sub, err := w.start(draw)
 	if err != nil {
 		return bench.Run{}, err
@@ -125,12 +125,13 @@ func (w world) broken(samples []bench.Sample) []int {
 	return n
 }
 
-// each calls do for 0 to n-1 on all cores. The results must not depend on the order.
-func each(n int, do func(i int) error) error {
+// inParallel calls a function once with every number from 0 to n-1, on all cores. The results must not depend on the
+// order of the calls.
+func inParallel(n int, call func(i int) error) error {
 	var group errgroup.Group
 	group.SetLimit(runtime.GOMAXPROCS(0))
 	for i := range n {
-		group.Go(func() error { return do(i) })
+		group.Go(func() error { return call(i) })
 	}
 	return group.Wait()
 }
@@ -144,26 +145,27 @@ type truth struct {
 	se       float64 // standard error of ln(capacity), from the differences between draws
 	limit    int     // index of the limit that breaks first
 	rates    []float64
-	shares   [][]float64 // share of requests over all draws that break a limit, indexed by limit and rate
-	requests int         // at each rate
+	shares   [][]float64 // share of the requests of all draws that break a limit, indexed by limit and rate
+	requests int         // number of requests at each rate
 	slope    float64     // by how many per cent the share of broken requests grows when the rate grows by 1 %
 }
 
 // An effort says how many requests are used to measure a true capacity.
 type effort struct {
 	stretch
-	batch, most int     // batch draws are added at a time until the standard error is low enough, up to most draws in all
-	se          float64 // wanted standard error of ln(capacity)
+	batch int     // number of draws that are added at a time, until the standard error is low enough
+	most  int     // maximum number of draws
+	se    float64 // wanted standard error of ln(capacity)
 }
 
 // wholeEffort sends 40,000 requests at each rate, and up to 320,000 if the draws differ much. A world takes 10 to 120 s
 // on one core.
 var wholeEffort = effort{stretch{5000, 300 * time.Second}, 8, 64, 0.004}
 
-// about lists the rates at which the true capacity is measured, as multiples of a first estimate.
-var about = []float64{0.92, 0.96, 0.99, 1.02, 1.05, 1.09}
+// relativeRates lists the rates at which the true capacity is measured, as multiples of a first estimate.
+var relativeRates = []float64{0.92, 0.96, 0.99, 1.02, 1.05, 1.09}
 
-// truth measures the capacity of a world. first is the number of its first draw.
+// truth measures the capacity of a world. The parameter first is the number of the first draw to use.
 func (w world) truth(first int, e effort) (truth, error) {
 	centre, err := w.nearCapacity(w.guess, w.guess/30, w.guess*30)
 	if err != nil {
@@ -178,7 +180,7 @@ func (w world) truth(first int, e effort) (truth, error) {
 		if t.inside() {
 			return t, nil
 		}
-		centre = min(max(t.capacity, centre*about[0]), centre*about[len(about)-1])
+		centre = min(max(t.capacity, centre*relativeRates[0]), centre*relativeRates[len(relativeRates)-1])
 	}
 	return truth{}, fmt.Errorf("%s: the share of broken requests is not %g anywhere near %.3g req/s", w.name, goal, centre)
 }
@@ -186,11 +188,11 @@ func (w world) truth(first int, e effort) (truth, error) {
 // inside reports whether the capacity lies far enough from the lowest and the highest rate to be interpolated.
 func (t truth) inside() bool { return t.rates[1] < t.capacity && t.capacity < t.rates[len(t.rates)-2] }
 
-// truthAround measures the shares at rates around centre. It adds draws until the standard error is low enough or the
-// capacity lies outside the rates.
+// truthAround measures the shares of requests that break a limit, at rates around the rate centre. It adds draws until
+// the standard error is low enough or the capacity lies outside the rates.
 func (w world) truthAround(centre float64, first int, e effort) (truth, error) {
 	t := truth{}
-	for _, part := range about {
+	for _, part := range relativeRates {
 		t.rates = append(t.rates, centre*part)
 	}
 	var counts [][][]int // numbers of broken requests, indexed by draw, rate and limit
@@ -200,9 +202,9 @@ func (w world) truthAround(centre float64, first int, e effort) (truth, error) {
 		for i := had; i < len(counts); i++ {
 			counts[i] = make([][]int, len(t.rates))
 		}
-		err := each(e.batch*len(t.rates), func(i int) error {
+		err := inParallel(e.batch*len(t.rates), func(i int) error {
 			draw, rate := had+i/len(t.rates), i%len(t.rates)
-			run, err := w.long(t.rates[rate], first+draw, e.stretch)
+			run, err := w.runStretch(t.rates[rate], first+draw, e.stretch)
 			counts[draw][rate] = w.broken(run.Samples)
 			return err
 		})
@@ -222,8 +224,8 @@ func (t *truth) read(counts [][][]int, perDraw, limits int) {
 	t.requests = len(counts) * perDraw
 	t.shares = pooled(counts, perDraw, limits, -1)
 	t.capacity, t.limit = cross(t.rates, t.shares)
-	_, t.se = jackknifed(len(counts), func(without int) float64 {
-		c, _ := cross(t.rates, pooled(counts, perDraw, limits, without))
+	_, t.se = jackknifed(len(counts), func(leftOut int) float64 {
+		c, _ := cross(t.rates, pooled(counts, perDraw, limits, leftOut))
 		return math.Log(c)
 	})
 	shares := monotone(t.shares[t.limit])
@@ -231,15 +233,16 @@ func (t *truth) read(counts [][][]int, perDraw, limits int) {
 	t.slope = math.Log(shares[last]/shares[0]) / math.Log(t.rates[last]/t.rates[0])
 }
 
-// pooled returns the shares over all draws except without, indexed by limit and rate. It adds half a broken request, so
-// that no share is zero.
-func pooled(counts [][][]int, perDraw, limits, without int) [][]float64 {
+// pooled returns the shares of broken requests, indexed by limit and rate. The parameter leftOut is the number of a
+// draw that does not count; -1 means that all draws count. pooled adds half a broken request to the count of each
+// share, so that no share is zero.
+func pooled(counts [][][]int, perDraw, limits, leftOut int) [][]float64 {
 	shares := make([][]float64, limits)
 	for limit := range shares {
 		for rate := range counts[0] {
 			sum, n := 0.5, 1.0
 			for draw := range counts {
-				if draw != without {
+				if draw != leftOut {
 					sum += float64(counts[draw][rate][limit])
 					n += float64(perDraw)
 				}
@@ -250,7 +253,8 @@ func pooled(counts [][][]int, perDraw, limits, without int) [][]float64 {
 	return shares
 }
 
-// cross returns the lowest rate at which the share of requests that break a limit reaches the goal, and that limit.
+// cross returns the lowest rate at which the share of requests that break a limit reaches the goal, and the index of
+// that limit.
 func cross(rates []float64, shares [][]float64) (rate float64, limit int) {
 	rate = math.Inf(1)
 	for i := range shares {
@@ -261,16 +265,17 @@ func cross(rates []float64, shares [][]float64) (rate float64, limit int) {
 	return rate, limit
 }
 
-// crossOne returns the rate at which share is reached, interpolated log-linearly. Below the first and above the last rate it
-// extends the first or the last interval. It returns +Inf when the shares do not grow at all.
-func crossOne(rates, shares []float64, share float64) float64 {
+// crossOne returns the rate at which the shares reach the wanted share. Between the rates it interpolates log-linearly.
+// Below the first and above the last rate it extends the first or the last interval. It returns +Inf when the shares do
+// not grow at all.
+func crossOne(rates, shares []float64, wanted float64) float64 {
 	m := monotone(shares)
 	last := len(m) - 1
 	if !(m[last] > m[0]) {
 		return math.Inf(1)
 	}
 	i := 0
-	for i < last-1 && m[i+1] < share {
+	for i < last-1 && m[i+1] < wanted {
 		i++
 	}
 	for i > 0 && m[i] == m[i+1] {
@@ -279,12 +284,12 @@ func crossOne(rates, shares []float64, share float64) float64 {
 	for i < last-1 && m[i] == m[i+1] {
 		i++
 	}
-	part := math.Log(share/m[i]) / math.Log(m[i+1]/m[i])
+	part := math.Log(wanted/m[i]) / math.Log(m[i+1]/m[i])
 	return rates[i] * math.Pow(rates[i+1]/rates[i], part)
 }
 
-// at returns the rate at which the given share of requests breaks the limit that breaks first.
-func (t truth) at(share float64) float64 { return crossOne(t.rates, t.shares[t.limit], share) }
+// rateFor returns the rate at which the given share of requests breaks the limit that breaks first.
+func (t truth) rateFor(share float64) float64 { return crossOne(t.rates, t.shares[t.limit], share) }
 
 // monotone returns the nearest non-decreasing sequence by least squares (pool adjacent violators).
 func monotone(values []float64) []float64 {
@@ -310,13 +315,13 @@ func monotone(values []float64) []float64 {
 	return m
 }
 
-// nearCapacity finds the capacity between lowest and highest within 4 %, with one draw. It begins at the rate from. If
-// the capacity is not in that range, it returns the nearer end.
-func (w world) nearCapacity(from, lowest, highest float64) (float64, error) {
+// nearCapacity finds the capacity within 4 %, with one draw. It begins at the rate firstRate. If the capacity is not
+// between lowest and highest, it returns the nearer of these two rates.
+func (w world) nearCapacity(firstRate, lowest, highest float64) (float64, error) {
 	const step, narrow = 1.4, 1.04
 	keeps := func(rate float64) (bool, error) {
 		w.guess = rate
-		run, err := w.long(rate, 1<<20, stretch{2000, 120 * time.Second})
+		run, err := w.runStretch(rate, 1<<20, stretch{2000, 120 * time.Second})
 		if err != nil {
 			return false, err
 		}
@@ -328,7 +333,7 @@ func (w world) nearCapacity(from, lowest, highest float64) (float64, error) {
 		return true, nil
 	}
 	low, high := 0.0, math.Inf(1)
-	for rate := min(max(from, lowest), highest); high/low > narrow; {
+	for rate := min(max(firstRate, lowest), highest); high/low > narrow; {
 		ok, err := keeps(rate)
 		if err != nil {
 			return 0, err

@@ -37,7 +37,7 @@ func (q loadedServer) windows(tb testing.TB, rate float64, draws int, stop bool)
 	requests := source(tb, workload.Spec{Kind: "random", InputTokens: q.input, OutputTokens: q.output, RangeRatio: 0.9}, 1)
 	verdicts := make([]slo.Verdict, draws)
 	rig := &Rig{Profile: profile(tb, q.profile)}
-	err := each(draws, func(draw int) error {
+	err := inParallel(draws, func(draw int) error {
 		_, load, err := rig.Start(tb.Context(), trial.Launch{Number: draw, Args: strings.Fields(q.args)})
 		if err != nil {
 			return err
@@ -58,8 +58,9 @@ func (q loadedServer) windows(tb testing.TB, rate float64, draws int, stop bool)
 	return verdicts
 }
 
-// errorRatios returns, for each limit of loose, the standard error of a window divided by the true spread between windows.
-// clustered uses our standard errors; independent uses standard errors that assume independent requests.
+// errorRatios returns, for each limit of loose, the standard error of a window divided by the true spread between
+// windows. The result clustered uses our standard errors. The result independent uses standard errors that assume
+// independent requests.
 func errorRatios(windows []slo.Verdict) (clustered, independent [3]float64) {
 	n := float64(len(windows))
 	for i := range clustered {
@@ -87,8 +88,9 @@ func saturated(windows []slo.Verdict) (n int) {
 	return n
 }
 
-// Requests of one window depend on each other, so standard errors that assume independence are too small by a factor of two or
-// more. Our standard errors are somewhat too small close to saturation, where bursts last longer than the blocks of a window.
+// Requests of one window depend on each other. So standard errors that assume independence are too small by a factor of
+// two or more. Our standard errors are somewhat too small close to saturation, where bursts last longer than the blocks
+// of a window.
 func TestTheErrorOfHeadroomIsTheSpreadOfWindows(t *testing.T) {
 	realtime.Only(t, "simulates 80 windows")
 	for _, q := range []loadedServer{loadedServers[0], loadedServers[2]} {
@@ -139,8 +141,8 @@ func BenchmarkWindows(b *testing.B) {
 }
 
 // capacityOf finds the capacity of a simulated H200 to 1 %, by bisection. Answers have 1000 tokens on average, as in
-// production.
-func capacityOf(tb testing.TB, p *sim.Profile, seed uint64, end func(workload.Schedule) workload.Schedule) float64 {
+// production. The function changeEnd may cut off the end of each schedule.
+func capacityOf(tb testing.TB, p *sim.Profile, seed uint64, changeEnd func(workload.Schedule) workload.Schedule) float64 {
 	tb.Helper()
 	requests := source(tb, workload.Spec{Kind: "random", InputTokens: 1500, OutputTokens: 1000}, seed)
 	limits := limits(2000, 60)
@@ -152,7 +154,7 @@ func capacityOf(tb testing.TB, p *sim.Profile, seed uint64, end func(workload.Sc
 		}
 		plan := workload.Plan{Source: requests, Seed: seed, Rate: rate, LeadIn: 60 * time.Second, Window: 120 * time.Second, MinRequests: 300}
 		n, _ := plan.Counted()
-		run, err := load.Run(tb.Context(), end(plan.Schedule()), limits.Stop(n))
+		run, err := load.Run(tb.Context(), changeEnd(plan.Schedule()), limits.Stop(n))
 		if err != nil {
 			tb.Fatal(err)
 		}
@@ -183,8 +185,9 @@ func runOutBias(tb testing.TB, seeds uint64) []float64 {
 	return bias
 }
 
-// Without load after the window, the last requests run on an emptying server. The measured capacity is then too high where TPOT
-// breaks first, as here. It is right where TTFT breaks first, because a first token does not wait for later requests.
+// Without load after the window, the last requests run on an emptying server. The measured capacity is then too high
+// where TPOT breaks first, as here. The capacity is right where TTFT breaks first, because a first token does not wait
+// for later requests.
 func TestTheRunOutMatters(t *testing.T) {
 	realtime.Only(t, "searches ten capacities")
 	bias := runOutBias(t, 5)

@@ -29,15 +29,16 @@ type world struct {
 	grid    [2]float64 // lowest and highest rate of a manual sweep, chosen for the kind of server and not for this capacity
 }
 
-// noReuse turns the prefix cache off in most worlds whose requests share nothing. There the cache would find nothing, and it
-// costs half of the simulation's time.
+// noReuse turns the prefix cache off in most worlds whose requests share nothing. In those worlds the cache would find
+// nothing, but would cost half of the simulation's time.
 const noReuse = "--no-enable-prefix-caching"
 
 // reuses reports whether the prefix cache matters, so that a request depends on earlier requests.
 func (w world) reuses() bool { return w.cache != trial.Reset }
 
-// A population is an endless stream of requests with lognormal lengths. Prompts share nothing, or begin with one of some
-// prefixes, or are the turns of conversations. Only the tokens that make a prompt unique are drawn; all others are zero.
+// A population is an endless stream of requests with lognormal lengths. Prompts share nothing, or begin with one of
+// several prefixes, or are the turns of conversations. Only the tokens that make a prompt unique are drawn; all others
+// are zero.
 type population struct {
 	seed             uint64
 	prompt, output   float64 // mean tokens; in a conversation, mean tokens that a turn adds
@@ -151,7 +152,8 @@ func limits(ttft, tpot float64) slo.SLO {
 	}}
 }
 
-// The lowest and highest rates of manual sweeps. A sweep has twelve rates, each higher than the one before by the same factor.
+// These are the lowest and highest rates of manual sweeps. A sweep has twelve rates, each higher than the one before by
+// the same factor.
 var (
 	slowGrid = [2]float64{0.25, 25}
 	fastGrid = [2]float64{0.5, 50}
@@ -199,8 +201,8 @@ func namedWorlds(tb testing.TB) []world {
 	}
 }
 
-// The range of capacities that a random world may have, requests per second. Lower ones take hours to measure; higher ones are
-// above every grid.
+// A random world must have a capacity in this range, in requests per second. A lower capacity takes hours to measure; a
+// higher one is above every grid.
 const (
 	minCapacity = 0.3
 	maxCapacity = 40.0

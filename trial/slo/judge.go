@@ -19,21 +19,19 @@ const (
 	maxHeadroom = 3
 )
 
-// Judge judges the counted samples of a probe. planned is the number of requests that were due in the whole window. now
-// is when the probe ended. A probe with fewer samples than planned, or with pending ones, ended early and can only
-// fail.
+// Judge judges the counted samples of a probe. In the whole window plannedRequests were due. The probe ended at
+// endTime. A probe with fewer samples than planned, or with pending requests, ended early and can only fail.
 //
-// A limit is kept if at most floor((1 - percentile/100) · n) requests break it; failed requests count among them. The
-// numpy-linear percentile of the completed requests must also keep the limit, because interpolation can put it above. A
-// probe with fewer requests than MinRequests fails. A probe whose queue grows through the window fails too, because its
-// latencies depend on the length of the window.
+// A limit is kept if at most floor((1 - percentile/100) · n) requests break it, failed requests included. The
+// numpy-linear percentile of the completed requests must keep the limit too: by interpolation it can exceed the limit
+// even if few enough requests break it. A probe with fewer requests than MinRequests fails. A probe whose queue grows
+// through the window fails too, because its latencies depend on the length of the window.
 //
-// ClientLimited says whether the lateness of the load generator could have changed the verdict. It could if a failed
-// probe would have passed without the lateness. It also could if a probe passed while late requests made its bursts
-// smaller.
-func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdict {
-	v := s.judge(samples, planned, now)
-	v.ClientLimited = s.clientLimited(v.Pass, samples, planned, now)
+// ClientLimited says whether the lateness of the load generator could have changed the verdict. It could in two cases:
+// a failed probe would have passed without the lateness, or a probe passed while late requests made its bursts smaller.
+func (s SLO) Judge(samples []bench.Sample, plannedRequests int, endTime time.Duration) Verdict {
+	v := s.judge(samples, plannedRequests, endTime)
+	v.ClientLimited = s.clientLimited(v.Pass, samples, plannedRequests, endTime)
 	return v
 }
 
@@ -42,7 +40,7 @@ func (s SLO) Judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 const maxLagPart = 0.1
 
 // maxLag is the highest allowed p99 lag if no limit counts from the due time. A TPOT is a mean over seconds, so a
-// smaller lag does not change the bursts that matter for it.
+// smaller lag does not change the bursts that matter for TPOT.
 const maxLag = 100 * time.Millisecond
 
 func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now time.Duration) string {
@@ -59,7 +57,7 @@ func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now t
 	p99 := bench.Percentile(lags, 99)
 	if !pass {
 		if s.judge(onTime, planned, now).Pass {
-			return fmt.Sprintf("the load generator was %.3g ms late at p99; without its lateness the probe would have passed", p99)
+			return fmt.Sprintf("the load generator was %s ms late at p99; without its lateness the probe would have passed", render.Number(p99))
 		}
 		return ""
 	}
@@ -70,11 +68,11 @@ func (s SLO) clientLimited(pass bool, samples []bench.Sample, planned int, now t
 		}
 		fromDue = true
 		if limit := render.InMilliseconds(l.Max); p99 > maxLagPart*limit {
-			return fmt.Sprintf("the load generator was %.3g ms late at p99, more than a tenth of %s's %.4g ms", p99, l, limit)
+			return fmt.Sprintf("the load generator was %s ms late at p99, more than a tenth of the limit of %s ms for %s", render.Number(p99), render.Digits(limit, 4), l)
 		}
 	}
 	if !fromDue && p99 > render.InMilliseconds(maxLag) {
-		return fmt.Sprintf("the load generator was %.3g ms late at p99, more than %s", p99, render.Took(maxLag))
+		return fmt.Sprintf("the load generator was %s ms late at p99, more than %s", render.Number(p99), render.Took(maxLag))
 	}
 	return ""
 }
@@ -121,15 +119,16 @@ func (s SLO) judge(samples []bench.Sample, planned int, now time.Duration) Verdi
 	return v
 }
 
-// earlyStop is how many times as many requests as needed must break a limit before a probe ends early. A burst may
-// break a dozen of the first hundred requests of a good server. A probe near the capacity should also see its whole
-// window, because its headroom is compared with the headrooms of other servers. Whole windows tell the ratio of two servers to
-// 4 %. Windows that ended at 24 broken requests of 300 told it to 7 % (standard deviations, simulated H200).
+// earlyStop decides when a probe ends early: when earlyStop times as many requests have broken a limit as a fail needs.
+// The factor is large, because a burst may break a dozen of the first hundred requests of a good server. A probe near
+// the capacity should also see its whole window, because its headroom is compared with the headrooms of other servers.
+// With whole windows the ratio of two servers had an error of 4 %. With windows that ended at 24 broken requests of 300
+// the error was 7 % (standard deviations, simulated H200).
 const earlyStop = 20
 
 // Stop returns a bench.Stop that ends a probe when it has clearly failed. That is when earlyStop times as many requests
-// as needed have broken a limit, when too many requests have failed, or when the queue grows. It never ends a probe as
-// passed.
+// have broken a limit as a fail needs, when too many requests have failed, or when the queue grows. It never ends a
+// probe as passed.
 func (s SLO) Stop(planned int) bench.Stop {
 	return func(now time.Duration, counted []bench.Sample) bool {
 		failed := 0
@@ -205,8 +204,8 @@ func endedEarly(samples []bench.Sample, planned int) bool {
 	return len(samples) < planned || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.End == 0 })
 }
 
-// undecide marks the requests that had no time to break their limit before an early end. The quick requests among them
-// have ended and the slow ones have not. To count those that ended would be too favourable.
+// undecide marks the requests that had no time to break their limit before an early end. Among the last requests of the
+// probe, the quick ones have ended and the slow ones have not. To count only the quick ones would be too favourable.
 func (l Limit) undecide(each []byte, samples []bench.Sample, now time.Duration) {
 	for i := range samples {
 		s := &samples[i]
@@ -245,7 +244,8 @@ func (l Limit) values(to []float64, s *bench.Sample) []float64 {
 	return append(to, render.InMilliseconds(s.E2E()))
 }
 
-// overdue returns the lowest latency that a pending request can still reach, in milliseconds, if it is over the limit.
+// overdue reports whether the latency of a pending request is certain to exceed the limit. If so, it also returns the
+// lowest value that this latency can still have, in milliseconds.
 func (l Limit) overdue(s *bench.Sample, now time.Duration) (float64, bool) {
 	metric, ok := pinned[l.Metric]
 	if !ok || !(bench.Limit{Metric: metric, Max: l.Max}).Overdue(s, now) {
@@ -276,7 +276,8 @@ func (c Check) headroom() float64 {
 	return h
 }
 
-// miss returns the headroom if too many requests broke a limit or failed. The more there are, the lower it is.
+// miss returns the headroom if too many requests broke a limit or failed. The more such requests there are, the lower
+// the headroom is.
 func miss(broken, allowed int) float64 {
 	return max(-maxHeadroom, min(-minMiss, -math.Log(float64(broken)/float64(allowed+1))))
 }

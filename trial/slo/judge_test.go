@@ -121,7 +121,7 @@ func TestStopOnlyEverFails(t *testing.T) {
 		{"three slow ones may still pass", samples(10, slow, slow, slow), time.Second, false},
 		{"eighty have failed, but not yet clearly", samples(10, slices.Repeat([]bench.Sample{slow}, 80)...), time.Second, false},
 		{"eighty-one have failed clearly", samples(10, slices.Repeat([]bench.Sample{slow}, 81)...), time.Second, true},
-		{"a failed request cannot", samples(10, failed), time.Second, true},
+		{"a failed request ends a probe without an error rate", samples(10, failed), time.Second, true},
 		{"pending requests are not late yet", make([]bench.Sample, 81), time.Second, false},
 		{"pending requests without a first token are late after the limit", make([]bench.Sample, 81), 1001 * ms, true},
 	} {
@@ -150,12 +150,26 @@ func TestAVerdictSaysThatTheClientWasLate(t *testing.T) {
 		{"a client in time", late(0, 0, 0), true, ""},
 		{"a late client whose lateness broke the limit", late(10, 300*ms, 1200*ms), false, "300 ms late at p99; without its lateness the probe would have passed"},
 		{"a late client and a server that is slower still", late(10, 300*ms, 1400*ms), false, ""},
-		{"a client so late that its bursts were thinned out", late(10, 150*ms, 500*ms), true, "150 ms late at p99, more than a tenth of p99 TTFT's 1000 ms"},
+		{"a client so late that its bursts were thinned out", late(10, 150*ms, 500*ms), true, "150 ms late at p99, more than a tenth of the limit of 1000 ms for p99 TTFT"},
 		{"a client that is late once", late(1, 300*ms, 1200*ms), true, ""},
 	} {
 		v := chatSLO.Judge(row.samples, 300, time.Minute)
 		if v.Pass != row.pass || (row.want == "") != (v.ClientLimited == "") || !strings.Contains(v.ClientLimited, row.want) {
 			t.Errorf("%s: pass %t, client limited %q, want %t and %q", row.name, v.Pass, v.ClientLimited, row.pass, row.want)
+		}
+	}
+}
+
+func TestAVerdictInOneWord(t *testing.T) {
+	for _, row := range []struct {
+		verdict Verdict
+		want    string
+	}{
+		{Verdict{Pass: true}, "passed"}, {Verdict{}, "failed"},
+		{Verdict{Pass: true, ClientLimited: "late"}, "client-limited"}, {Verdict{ClientLimited: "late"}, "client-limited"},
+	} {
+		if got := row.verdict.Word(); got != row.want {
+			t.Errorf("%+v in one word is %q, want %q", row.verdict, got, row.want)
 		}
 	}
 }
@@ -193,7 +207,7 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 	for _, row := range []struct {
 		name   string
 		sample bench.Sample // judged 4 s after the start
-		each   string       // by limit
+		each   string       // one character for each of the limits on TTFT, TPOT and E2E
 	}{
 		{"a good answer", good(500*ms, 40*ms), "..."},
 		{"an answer at the limits", good(1000*ms, 60*ms), "..."},
@@ -220,8 +234,8 @@ func TestEachSaysWhatARequestDid(t *testing.T) {
 	}
 }
 
-// When a probe ends early, the last quick requests have ended and the last slow requests have not. To count only the quick ones
-// would be too favourable, so neither count.
+// When a probe ends early, the last quick requests have ended and the last slow requests have not. To count only the
+// quick ones would be too favourable, so none of these last requests count.
 func TestQuickRequestsBeforeAnEarlyEndDoNotCount(t *testing.T) {
 	at := func(due time.Duration) bench.Sample {
 		s := good(100*ms, 10*ms) // a request of 200 ms; the E2E limit is 3 s

@@ -10,9 +10,9 @@ import (
 	"vllmtuner/realtime"
 )
 
-// anything returns a random probe of a few hundred requests. Some are slow, some failed, some have one token, and some are still
-// pending at the time now. Half of the probes end early.
-func anything(random *rand.Rand) (samples []bench.Sample, planned int, now time.Duration) {
+// randomProbe returns the samples of a random probe of a few hundred requests. Some are slow, some failed, some have
+// one token, and some are still pending at the time now. Half of the probes end early.
+func randomProbe(random *rand.Rand) (samples []bench.Sample, planned int, now time.Duration) {
 	n, slow, early := 100+random.IntN(300), random.Float64()*random.Float64()/10, random.IntN(2) == 0
 	now = time.Duration(1+random.IntN(60)) * time.Second
 	for i := range n {
@@ -69,19 +69,19 @@ func eachIsWhatTheCheckCounts(t *testing.T, seeds uint64) {
 	t.Helper()
 	for seed := range seeds {
 		random := rand.New(rand.NewPCG(seed, 1))
-		samples, planned, now := anything(random)
+		samples, planned, now := randomProbe(random)
 		limits := anyLimits(random)
 		for _, c := range limits.Judge(samples, planned, now).Checks {
 			over, kept, unknown := strings.Count(c.Each, "x"), strings.Count(c.Each, "."), strings.Count(c.Each, "?")
 			all := over == c.Broken && over+kept == c.N
-			if endedEarly(samples, planned) { // Each may differ from the counts: it leaves the last requests undecided, and includes the known TTFT of a pending request
+			if endedEarly(samples, planned) { // the field Each may differ from the counts: it leaves the last requests undecided, and includes the known TTFT of a pending request
 				all = over <= c.Broken && over >= c.Failed
 			}
 			if len(c.Each) != len(samples) || !all || over+kept+unknown != len(samples) {
 				t.Fatalf("seed %d: %s has %d over and %d kept of %d requests, counted are %d of %d", seed, c.Limit, over, kept, len(samples), c.Broken, c.N)
 			}
 		}
-		// Each follows the order of the requests. Whether a limit is kept does not depend on that order.
+		// The field Each follows the order of the requests. Whether a limit is kept does not depend on that order.
 		order := random.Perm(len(samples))
 		mixed := make([]bench.Sample, len(samples))
 		for i, from := range order {
@@ -109,7 +109,7 @@ func looserLimitNeverFails(t *testing.T, seeds uint64) {
 	passed := uint64(0)
 	for seed := range seeds {
 		random := rand.New(rand.NewPCG(seed, 2))
-		samples, planned, now := anything(random)
+		samples, planned, now := randomProbe(random)
 		strict := anyLimits(random)
 		before := strict.Judge(samples, planned, now)
 		loose := SLO{Limits: append([]Limit(nil), strict.Limits...), MaxErrorRate: strict.MaxErrorRate}

@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"vllmtuner/render"
 )
 
 // A Metric is one of the four latencies that vLLM's users know.
@@ -23,7 +25,7 @@ const (
 // A Limit is a promise such as "p99 TTFT at most 1000 ms".
 type Limit struct {
 	Metric     Metric        `json:"metric"`
-	Percentile float64       `json:"percentile"` // in (0, 100)
+	Percentile float64       `json:"percentile"` // greater than 0 and less than 100
 	Max        time.Duration `json:"max_ns"`
 }
 
@@ -36,7 +38,7 @@ func (l Limit) String() string {
 // fewer, a single slow request decides. It is 100 for p99 and 1,000 for p99.9.
 func (l Limit) MinRequests() int { return minRequests(l.Percentile) }
 
-// An SLO is the limits that a server must keep.
+// An SLO has the limits that a server must keep.
 type SLO struct {
 	Limits       []Limit `json:"limits"`         // at least one
 	MaxErrorRate float64 `json:"max_error_rate"` // failed / requests, 0 to 1
@@ -53,8 +55,8 @@ func (s SLO) MinRequests() (n int, limit Limit) {
 	return n, limit
 }
 
-// MayTake returns how long an answer with this number of tokens may take within the tightest limits. It returns 0 if no
-// limit bounds it.
+// MayTake returns how long an answer with this number of tokens may take within the tightest limits. If no limit bounds
+// this time, MayTake returns 0.
 func (s SLO) MayTake(tokens float64) time.Duration {
 	tightest := make(map[Metric]time.Duration)
 	for _, l := range s.Limits {
@@ -80,7 +82,7 @@ func (s SLO) MayTake(tokens float64) time.Duration {
 func (s SLO) String() string {
 	words := make([]string, len(s.Limits))
 	for i, l := range s.Limits {
-		words[i] = fmt.Sprintf("%s <= %g ms", l, float64(l.Max)/float64(time.Millisecond))
+		words[i] = fmt.Sprintf("%s <= %g ms", l, render.InMilliseconds(l.Max))
 	}
 	return strings.Join(words, ", ")
 }
@@ -100,10 +102,10 @@ type Verdict struct {
 // A Check says whether the samples keep one limit.
 type Check struct {
 	Limit    string  `json:"limit"`
-	Metric   Metric  `json:"metric,omitempty"` // of the limit; "" in probes that older tuners stored
+	Metric   Metric  `json:"metric,omitempty"` // metric of the limit; "" in probes that older tuners stored
 	MaxMS    float64 `json:"max_ms"`
 	ValueMS  float64 `json:"value_ms"`         // numpy-linear percentile of the completed requests
-	N        int     `json:"n"`                // requests (for ITL: gaps) that count
+	N        int     `json:"n"`                // number of requests (for ITL: of gaps between tokens) that count
 	Broken   int     `json:"broken"`           // requests that break the limit, failed ones among them
 	Failed   int     `json:"failed,omitempty"` // failed requests
 	Allowed  int     `json:"allowed"`          // requests that may break it: floor((1 - percentile/100) * n)
@@ -111,7 +113,7 @@ type Check struct {
 
 	// HeadroomSE is the standard error of Headroom as an estimate of the server's headroom in the long run. Slow
 	// requests come in clusters, so it is larger than for independent requests. EffectiveN is the number of independent
-	// requests with the same error. Both are 0 if too few requests were completed.
+	// requests that would have the same error. Both are 0 if too few requests were completed.
 	HeadroomSE float64 `json:"headroom_se,omitempty"`
 	EffectiveN float64 `json:"effective_n,omitempty"`
 
@@ -134,9 +136,20 @@ const (
 	tooFew        = "too few"        // fewer than MinRequests
 )
 
+// Word returns the verdict in one word: "passed", "failed" or "client-limited".
+func (v Verdict) Word() string {
+	switch {
+	case v.ClientLimited != "":
+		return "client-limited"
+	case v.Pass:
+		return "passed"
+	}
+	return "failed"
+}
+
 // Broken names what a failed verdict broke, for reports of sweeps. It lists latencies such as TTFT and TPOT in the
 // order of the limits, and "errors" if too many requests failed. It is empty for a pass. It is also empty if the probe
-// failed for another reason, such as an early end, which Reason tells.
+// failed for another reason, such as an early end. Reason names that reason.
 func (v Verdict) Broken() []string {
 	if v.Pass {
 		return nil

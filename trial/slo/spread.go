@@ -9,9 +9,9 @@ import (
 )
 
 // spreadBlocks is the number of blocks into which standardError cuts a window. A block must be longer than a burst of
-// slow requests, but fewer blocks give a less exact error. Measured for p99 TTFT and TPOT of three simulated servers at
-// 0.95 of their capacity: the root mean square of the estimated errors was 0.60 to 1.05 times the true error with five
-// blocks, and 0.48 to 1.09 times with ten.
+// slow requests, but fewer blocks give a less exact error. This was measured for p99 TTFT and TPOT of three simulated
+// servers at 0.95 of their capacity. The root mean square of the estimated errors was 0.60 to 1.05 times the true error
+// with five blocks. With ten blocks it was 0.48 to 1.09 times the true error.
 const spreadBlocks = 5
 
 // standardError returns the standard error of ln(percentile), and the number of independent values that would have the

@@ -9,12 +9,13 @@ import (
 	"vllmtuner/bench"
 )
 
-// latencies draws n lognormal latencies. alike is the correlation of two successive ones; 0 makes them independent.
-func latencies(n int, alike float64, seed uint64) []float64 {
+// latencies draws n lognormal latencies. Their logarithms have the given correlation between neighbours; 0 makes them
+// independent.
+func latencies(n int, correlation float64, seed uint64) []float64 {
 	random := rand.New(rand.NewPCG(seed, 3))
 	state, values := random.NormFloat64(), make([]float64, n)
 	for i := range values {
-		state = alike*state + math.Sqrt(1-alike*alike)*random.NormFloat64()
+		state = correlation*state + math.Sqrt(1-correlation*correlation)*random.NormFloat64()
 		values[i] = 100 * math.Exp(0.5*state)
 	}
 	return values
@@ -26,7 +27,7 @@ func TestTheStandardErrorIsHonest(t *testing.T) {
 	const windows = 120
 	for _, row := range []struct {
 		name        string
-		alike       float64
+		correlation float64
 		n           int
 		percentile  float64
 		low, high   float64 // range of the estimated error (root mean square), relative to the true error
@@ -40,7 +41,7 @@ func TestTheStandardErrorIsHonest(t *testing.T) {
 	} {
 		var sum, squares, errors, independents float64
 		for seed := range uint64(windows) {
-			values := latencies(row.n, row.alike, seed)
+			values := latencies(row.n, row.correlation, seed)
 			se, effective := standardError(values, row.percentile)
 			if !(se > 0 && effective > 0 && effective <= float64(row.n)) {
 				t.Fatalf("%s, seed %d: error %g of %g independent ones", row.name, seed, se, effective)
@@ -85,9 +86,9 @@ func TestOfTooFewRequestsNoErrorIsKnown(t *testing.T) {
 	}
 }
 
-// waiting returns the samples of an open loop. The server sends first tokens in the order of the requests, at most at
-// the served rate. Each answer ends one second after its first token.
-func waiting(rate, served float64, length time.Duration, seed uint64) []bench.Sample {
+// queueSamples returns the samples of an open loop. The server sends first tokens in the order of the requests, at most
+// at the served rate. Each answer ends one second after its first token.
+func queueSamples(rate, served float64, length time.Duration, seed uint64) []bench.Sample {
 	random := rand.New(rand.NewPCG(seed, 4))
 	var all []bench.Sample
 	var due, free float64
@@ -103,8 +104,8 @@ func waiting(rate, served float64, length time.Duration, seed uint64) []bench.Sa
 	}
 }
 
-// at returns the samples as a Stop sees them at the time now.
-func at(now time.Duration, all []bench.Sample) []bench.Sample {
+// seenAt returns the samples as a Stop sees them at the time now.
+func seenAt(now time.Duration, all []bench.Sample) []bench.Sample {
 	var seen []bench.Sample
 	for _, s := range all {
 		if s.Due > now {
@@ -134,26 +135,26 @@ func TestAGrowingQueueFails(t *testing.T) {
 		stop         int // smallest number of the 12 windows that must end early
 	}{
 		{"half of what is served", 10, 20, window, 0, 0, 0},
-		{"nine tenths of it", 18, 20, window, 0, 0, 0},
-		{"a fifth more", 24, 20, window, 12, 12, 11},
-		{"half as much again", 30, 20, window, 12, 12, 12},
-		{"half as much again, and too short to tell", 30, 20, 15 * time.Second, 0, 0, 0},
+		{"nine tenths of what is served", 18, 20, window, 0, 0, 0},
+		{"a fifth more than is served", 24, 20, window, 12, 12, 11},
+		{"half as much again as is served", 30, 20, window, 12, 12, 12},
+		{"half as much again as is served, and too short to tell", 30, 20, 15 * time.Second, 0, 0, 0},
 	} {
 		failed, stopped := 0, 0
 		for seed := range uint64(draws) {
-			samples := waiting(row.rate, row.served, row.length, seed)
+			samples := queueSamples(row.rate, row.served, row.length, seed)
 			v := patient.Judge(samples, len(samples), ever)
 			if !v.Pass {
 				failed++
-				// The headroom is about ln(served / rate), because the queue is served in order and grows with their
-				// difference.
+				// The headroom is about ln(served / rate), because the queue is served in order and grows with the
+				// difference of the two rates.
 				if v.Binding != overSaturated || v.Headroom >= 0 || row.rate > row.served && math.Abs(v.Headroom-math.Log(row.served/row.rate)) > 0.15 {
 					t.Errorf("%s, seed %d: %s by %s, headroom %g, want about %g", row.name, seed, v.Reason, v.Binding, v.Headroom, math.Log(row.served/row.rate))
 				}
 			}
 			stop := patient.Stop(len(samples))
 			for now := time.Second; now < row.length; now += 10 * time.Second {
-				seen := at(now, samples)
+				seen := seenAt(now, samples)
 				if !stop(now, seen) {
 					continue
 				}
@@ -171,7 +172,7 @@ func TestAGrowingQueueFails(t *testing.T) {
 }
 
 func TestAGrowingQueueHasItsOwnWords(t *testing.T) {
-	samples := waiting(30, 20, 2*time.Minute, 1)
+	samples := queueSamples(30, 20, 2*time.Minute, 1)
 	v := SLO{Limits: []Limit{{TTFT, 99, time.Hour}}}.Judge(samples, len(samples), time.Hour)
 	if want := "over-saturated: TTFT grew by 0.34 s in each second of the window and the queue by 10 requests; at this rate no latency is stable"; v.Reason != want {
 		t.Errorf("the reason is %q, want %q", v.Reason, want)

@@ -14,13 +14,13 @@ import (
 	"vllmtuner/trial/slo"
 )
 
-// A configResult compares the highest load of one config with the baseline's and with the others'. Its capacity is the
-// highest measured load that kept the SLO.
+// A configResult compares the highest load of one config with the highest loads of the baseline and of the other
+// configs. Its capacity is the highest measured load that kept the SLO.
 type configResult struct {
 	capacity.Capacity
 	below []float64 // failed loads that are lower than the highest passed one
 	gain  float64   // its highest load relative to the baseline's: 0.25 means 25 % more
-	known bool      // gain is known
+	known bool      // whether the gain is known
 	mark  string    // "winner", "tie" or ""
 }
 
@@ -41,9 +41,9 @@ type comparison struct {
 	rival int   // index of a config that may be the best, but had a late load generator; -1 means none
 }
 
-// compare compares the configs. A winner has a higher load than all other configs, the baseline included. The highest
-// load of a config is not known if the load generator was late. Such a config gets no gain, and there is no winner if
-// it might reach the winner's load.
+// compare compares the configs. A winner has a higher load than all other configs, the baseline included. If the load
+// generator was late, the highest load of a config is not known. Such a config gets no gain. If it might reach the
+// winner's load, there is no winner.
 func (s *Sweep) compare() comparison {
 	c := comparison{Sweep: s, loads: s.loads(), all: make([]configResult, len(s.Configs))}
 	top := 0.0
@@ -113,8 +113,8 @@ func (c comparison) conclusion() string {
 }
 
 // ranking orders the configs of a closed loop by requests per second. It compares them at the concurrency at which the
-// most configs were measured, the highest of several such ones. It returns "" for an open loop, and if no two configs
-// can be compared.
+// most configs were measured. If there are several such concurrencies, it takes the highest. It returns "" for an open
+// loop, and if no two configs can be compared.
 func (c comparison) ranking() string {
 	if !c.closed() {
 		return ""
@@ -145,15 +145,15 @@ func (c comparison) ranking() string {
 	first := entries[0].Measurement.RequestThroughput
 	texts := make([]string, len(entries))
 	for i, p := range entries {
-		texts[i] = fmt.Sprintf("%s %.3g", p.name, p.Measurement.RequestThroughput)
+		texts[i] = fmt.Sprintf("%s %s req/s", p.name, render.Number(p.Measurement.RequestThroughput))
 		if i > 0 && first > 0 {
 			texts[i] += " (" + render.Percent(p.Measurement.RequestThroughput/first-1) + ")"
 		}
 		if !p.Verdict.Pass || p.Verdict.ClientLimited != "" {
-			texts[i] += " " + verdictCell(nil, p.Probe)
+			texts[i] += ", " + verdictCell(nil, p.Probe)
 		}
 	}
-	return fmt.Sprintf("Ranking at %s, by requests per second: %s.", level, strings.Join(texts, ", "))
+	return fmt.Sprintf("Ranking at %s: %s.", level, strings.Join(texts, "; "))
 }
 
 // limits returns sentences about what the tables of this sweep cannot show.
@@ -190,8 +190,8 @@ func (c comparison) drawLimit() string {
 	return fmt.Sprintf("One random seed: %s the p%g. Another seed sends other requests at other times, so a verdict near a limit may differ.", slowest, highest.Percentile)
 }
 
-// gridLimit says between which two measured loads the true highest load of the best config lies. It returns "" if no
-// config has both a passed load and a failed load above it.
+// gridLimit says that the true highest load of the best config lies between two measured loads, and names them. It
+// returns "" if no config has both a passed load and a failed load above it.
 func (c comparison) gridLimit() string {
 	var best configResult
 	for _, r := range c.all {

@@ -25,7 +25,7 @@ type table struct {
 	letters []byte
 }
 
-func (t table) with(letters string) (loads []float64) {
+func (t table) loadsWith(letters string) (loads []float64) {
 	for i, l := range t.letters {
 		if strings.IndexByte(letters, l) >= 0 {
 			loads = append(loads, t.loads[i])
@@ -36,13 +36,13 @@ func (t table) with(letters string) (loads []float64) {
 }
 
 // highest returns the highest load that passed while the load generator was in time; 0 means none.
-func (t table) highest() float64 { return slices.Max(append(t.with("p"), 0)) }
+func (t table) highest() float64 { return slices.Max(append(t.loadsWith("p"), 0)) }
 
 // reach returns the highest load that kept the SLO, or may keep it when the load generator is in time; 0 means none.
 func (t table) reach() float64 {
 	reach := t.highest()
-	for _, load := range t.with("Ll") {
-		failed := slices.ContainsFunc(t.with("f"), func(f float64) bool { return f > t.highest() && f <= load })
+	for _, load := range t.loadsWith("Ll") {
+		failed := slices.ContainsFunc(t.loadsWith("f"), func(f float64) bool { return f > t.highest() && f <= load })
 		if !failed {
 			reach = max(reach, load)
 		}
@@ -77,10 +77,10 @@ func (t table) steps() (steps []capacity.Step) {
 	return steps
 }
 
-// figures returns the number in each match of the regular expression rule.
-func figures(t *testing.T, text, rule string) (all []float64) {
+// figures returns the number in each match of a regular expression.
+func figures(t *testing.T, text, pattern string) (all []float64) {
 	t.Helper()
-	for _, m := range regexp.MustCompile(rule).FindAllStringSubmatch(text, -1) {
+	for _, m := range regexp.MustCompile(pattern).FindAllStringSubmatch(text, -1) {
 		f, err := strconv.ParseFloat(m[1], 64)
 		if err != nil {
 			t.Fatal(err)
@@ -111,7 +111,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 		if kept := rows.highest() > 0; errors.Is(err, loadtest.ErrNoRunKept) == kept || (err == nil) != kept {
 			wrong("the error does not follow from the rows")
 		}
-		if strings.Contains(fmt.Sprint(err), "load generator") != (rows.highest() == 0 && len(rows.with("Ll")) > 0) {
+		if strings.Contains(fmt.Sprint(err), "load generator") != (rows.highest() == 0 && len(rows.loadsWith("Ll")) > 0) {
 			wrong("the error does not say what decided")
 		}
 		for _, load := range figures(t, text, `([0-9.]+) req/s is the highest within the SLO`) {
@@ -125,7 +125,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 			}
 		}
 		for _, load := range figures(t, text, `failed at the lowest load, ([0-9.]+),`) {
-			if fails := rows.with("f"); rows.highest() > 0 || load != fails[0] || rows.reach() > 0 {
+			if fails := rows.loadsWith("f"); rows.highest() > 0 || load != fails[0] || rows.reach() > 0 {
 				wrong("it is not the lowest, or lower ones may pass")
 			}
 		}
@@ -135,12 +135,12 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 			}
 		}
 		for _, load := range figures(t, text, `the next load of the grid, ([0-9.]+), failed`) {
-			if !slices.Contains(rows.with("f"), load) || load < rows.highest() {
+			if !slices.Contains(rows.loadsWith("f"), load) || load < rows.highest() {
 				wrong("it did not fail")
 			}
 		}
 		var below []float64
-		for _, load := range rows.with("f") {
+		for _, load := range rows.loadsWith("f") {
 			if load < rows.highest() {
 				below = append(below, load)
 			}
@@ -149,7 +149,7 @@ func TestWhatBenchConcludesFollowsFromTheRows(t *testing.T) {
 			wrong(fmt.Sprintf("below the highest %v failed", below))
 		}
 		_, late, _ := strings.Cut(text, "not decided at ")
-		if got := figures(t, late, `([0-9.]+) \(the load`); !slices.Equal(got, rows.with("Ll")) {
+		if got := figures(t, late, `([0-9.]+) \(the load`); !slices.Equal(got, rows.loadsWith("Ll")) {
 			wrong("these are not the loads at which the generator was late")
 		}
 	}

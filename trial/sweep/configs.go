@@ -12,12 +12,12 @@ import (
 	"vllmtuner/trial/loadtest"
 )
 
-// A Config is one config and, after its measurement, its result.
+// A Config is a named set of server flags and, after the config was measured, the result.
 type Config struct {
 	Name        string
 	Description string
 	Flags       map[string]string // the flags that this config sets itself
-	Args        []string          // all args of the server, after the model
+	Args        []string          // all args of the server, after the model's name
 	Number      int               // index in the file, from 0; it names the log
 
 	Result trial.Result

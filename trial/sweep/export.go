@@ -2,7 +2,6 @@ package sweep
 
 import (
 	"encoding/csv"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 
+	"vllmtuner/foreign"
 	"vllmtuner/render"
 	"vllmtuner/serverctl"
 	"vllmtuner/studies/rights"
@@ -25,8 +25,8 @@ import (
 // WriteCSV writes all figures as one table, with one line for each config at each load.
 func (s Report) WriteCSV(w io.Writer) error { return csv.NewWriter(w).WriteAll(s.records()) }
 
-// records returns the lines of that table, the header first. A config whose server failed has one more line, with the
-// reason.
+// records returns the lines of the table that WriteCSV writes, the header first. A config whose server failed has one
+// more line, with the reason.
 func (s Report) records() [][]string {
 	names, _ := loadtest.Record(loadtest.ResultOf(trial.Probe{Streams: s.Plan.Levels[0].Streams}))
 	head := slices.Concat([]string{"config"}, names, []string{maxConcurrent.key, kvCache.key, "simulated", "trouble"})
@@ -154,8 +154,8 @@ type document struct {
 type configDocument struct {
 	Name        string            `json:"name"`
 	Description string            `json:"description,omitempty"`
-	Args        []string          `json:"args"`     // all args of the server, after the model
-	Complete    bool              `json:"complete"` // every load was measured
+	Args        []string          `json:"args"`     // all args of the server, after the model's name
+	Complete    bool              `json:"complete"` // whether every load was measured
 	Trouble     string            `json:"trouble,omitempty"`
 	Class       serverctl.Class   `json:"class,omitempty"`
 	Evidence    string            `json:"evidence,omitempty"`
@@ -188,8 +188,5 @@ func (s Report) WriteJSON(w io.Writer) error {
 		}
 		doc.Configs = append(doc.Configs, d)
 	}
-	e := json.NewEncoder(w)
-	e.SetIndent("", "  ")
-	e.SetEscapeHTML(false)
-	return e.Encode(doc)
+	return foreign.WriteJSON(w, doc)
 }

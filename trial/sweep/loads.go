@@ -31,7 +31,8 @@ func (l loads) loadWord(load float64) string {
 	return loadtest.RateText(load)
 }
 
-// next returns the verdict at the lowest failed load, or why there is none.
+// next returns the verdict at the lowest failed load above the highest passed one. If there is no such load, it returns
+// the reason.
 func (l loads) next(c *Config, h capacity.Capacity) string {
 	i := slices.IndexFunc(l, func(one trial.Level) bool { return one.Load() == h.High })
 	switch {

@@ -11,7 +11,7 @@ import (
 )
 
 // Measure measures the configs one after the other, and writes progress to w. If it returns an error, s keeps the
-// results so far. When finish is closed, Measure ends after the current load.
+// results so far. When the channel finish is closed, Measure ends after the current load.
 func (s *Sweep) Measure(ctx context.Context, runner *trial.Runner, finish <-chan struct{}, w io.Writer) error {
 	progress := newProgress(s, w)
 	defer progress.shown.End()
@@ -102,7 +102,8 @@ func (p *progress) ended(c *Config) {
 	p.shown.Line(margin, "%s: %s", c.Name, c.found(p.closed()))
 }
 
-// left returns the remaining time; 0 if it is not known. For a closed loop it estimates the time from the loads so far.
+// left returns the remaining time, or 0 if it is not known. For a closed loop it estimates the time from the loads so
+// far.
 func (p *progress) left() time.Duration {
 	done, all := p.count()
 	switch {

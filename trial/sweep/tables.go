@@ -16,10 +16,19 @@ import (
 
 // A figure is one number of a measured load.
 type figure struct {
-	title string // name in tables, with the unit
+	name  string // name in tables
+	unit  string // "" if the name already says the unit
 	key   string // name for files and CSV columns
 	value func(c *Config, p trial.Probe) (value float64, known bool)
 	text  func(value float64) string // writes the value for people
+}
+
+// title returns the name with its unit, such as "TTFT p99 (ms)".
+func (f figure) title() string {
+	if f.unit == "" {
+		return f.name
+	}
+	return f.name + " (" + f.unit + ")"
 }
 
 // A cell returns the text of one table cell for a measured load.
@@ -49,7 +58,7 @@ func (f figure) programs(c *Config, p trial.Probe) string {
 // completed.
 func latency(metric slo.Metric, percentile int) figure {
 	return figure{
-		fmt.Sprintf("%s p%d (ms)", strings.ToUpper(string(metric)), percentile), fmt.Sprintf("%s_p%d_ms", metric, percentile),
+		fmt.Sprintf("%s p%d", strings.ToUpper(string(metric)), percentile), "ms", fmt.Sprintf("%s_p%d_ms", metric, percentile),
 		func(_ *Config, p trial.Probe) (float64, bool) {
 			return loadtest.Latency(p.Measurement, metric, percentile)
 		}, render.Milliseconds,
@@ -57,8 +66,8 @@ func latency(metric slo.Metric, percentile int) figure {
 }
 
 // number returns a figure with the given number of decimals. Its value is always known.
-func number(title, key string, digits int, of func(bench.Measurement) float64) figure {
-	return figure{title, key, func(_ *Config, p trial.Probe) (float64, bool) { return of(p.Measurement), true }, fixed(digits)}
+func number(name, key string, digits int, of func(bench.Measurement) float64) figure {
+	return figure{name, "", key, func(_ *Config, p trial.Probe) (float64, bool) { return of(p.Measurement), true }, fixed(digits)}
 }
 
 // fixed returns a function that formats a number with the given number of decimals.
@@ -71,7 +80,7 @@ func outputOf(m bench.Measurement) float64 { return m.OutputThroughput }
 var (
 	outputTokens  = number("Output tok/s", "output_tok_s", 0, outputOf)
 	maxConcurrent = number("Max Concurrent", "max_concurrent", 0, func(m bench.Measurement) float64 { return float64(m.PeakInFlight) })
-	kvCache       = figure{"KV cache (GiB)", "kv_cache_gib", func(c *Config, _ trial.Probe) (float64, bool) {
+	kvCache       = figure{"KV cache", "GiB", "kv_cache_gib", func(c *Config, _ trial.Probe) (float64, bool) {
 		gib := c.Result.Facts.KVCacheGiB
 		return gib, gib > 0
 	}, fixed(2)}
@@ -157,11 +166,12 @@ func (s Report) byConfig(corner string, shown cell) grid {
 	return s.overLoads(corner, columns)
 }
 
-// loopTable returns the figures of one config as text for people, with a line for each concurrency.
+// loopTable returns the figures of one config as text for people, with a line for each concurrency. The title of the table
+// says the unit of the latencies.
 func (l loads) loopTable(c *Config) grid {
 	var columns []column
 	for _, f := range loopFigures {
-		columns = append(columns, column{strings.TrimSuffix(f.title, " (ms)"), c, f.people})
+		columns = append(columns, column{f.name, c, f.people})
 	}
 	return l.overLoads("conc", append(columns, column{"SLO", c, verdictCell}))
 }
@@ -176,25 +186,25 @@ func (l loads) loopRecords(c *Config) grid {
 	return slices.DeleteFunc(lines, func(line []string) bool { return strings.Join(line[1:], "") == "" })
 }
 
-// detail returns a table for one level, with a line for each figure and a column for each config. The parameter as is
-// figure.people or figure.programs.
-func (all Configs) detail(corner string, level trial.Level, as func(figure, *Config, trial.Probe) string) grid {
+// detail returns a table for one level. It has a line for each figure and a column for each config. The function
+// cellText is figure.people or figure.programs.
+func (all Configs) detail(corner string, level trial.Level, cellText func(figure, *Config, trial.Probe) string) grid {
 	lines := grid{{corner}}
 	for _, c := range all {
 		lines[0] = append(lines[0], c.Name)
 	}
 	for _, f := range detailFigures {
-		line := []string{f.title}
+		line := []string{f.title()}
 		for _, c := range all {
-			line = append(line, c.cellAt(level, func(c *Config, p trial.Probe) string { return as(f, c, p) }))
+			line = append(line, c.cellAt(level, func(c *Config, p trial.Probe) string { return cellText(f, c, p) }))
 		}
 		lines = append(lines, line)
 	}
 	return lines
 }
 
-// table returns the grid as a table for a terminal. Columns of numbers are aligned on the right. The first column has a
-// head only if it holds loads, which are numbers too.
+// table returns the grid as a table for a terminal. Columns of numbers are aligned on the right. The first column is
+// one of them if it has a head, because it then holds loads.
 func (t grid) table() render.Table {
 	table := render.Table{Folds: true, Rows: t[1:]}
 	for i, head := range t[0] {

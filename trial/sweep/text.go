@@ -30,11 +30,11 @@ func (s Report) WriteText(w io.Writer) error {
 		}
 	} else {
 		for _, f := range gridFigures {
-			t.Table(f.title, s.byConfig("rate", f.people).table())
+			t.Table(f.title(), s.byConfig("rate", f.people).table())
 		}
 		t.Table("SLO: "+s.SLO.String(), s.byConfig("rate", verdictCell).table())
 	}
-	s.writeStandings(&t)
+	s.writeHighestLoads(&t)
 	if !s.closed() {
 		level, why := s.detailLevel()
 		t.Table(fmt.Sprintf("At %s, %s", loadtest.LoadText(level.Load(), false), why), s.detail("", level, figure.people).table())
@@ -97,7 +97,7 @@ func (s *Sweep) writeHead(t *render.Text) {
 // writeConfigs writes the flags of each config, and why its server failed if it did.
 func (s *Sweep) writeConfigs(t *render.Text) {
 	short := render.ShortNames(s.flagNames())
-	table := render.Table{Columns: []render.Column{{Head: "config"}, {Head: "KV GiB", Right: true}, {Head: "flags", Wraps: true, Min: 20}}}
+	table := render.Table{Columns: []render.Column{{Head: "config"}, {Head: "KV GiB", Right: true}, {Head: "flags", Wraps: true, ShrinkTo: 20}}}
 	for i, c := range s.Configs {
 		flags := make([]string, 0, len(c.Flags))
 		for _, name := range slices.Sorted(maps.Keys(c.Flags)) {
@@ -139,10 +139,10 @@ func (s *Sweep) writeNotes(t *render.Text) {
 	}
 }
 
-// writeStandings writes the highest load at which each config kept the SLO.
-func (c comparison) writeStandings(t *render.Text) {
+// writeHighestLoads writes the highest load at which each config kept the SLO.
+func (c comparison) writeHighestLoads(t *render.Text) {
 	table := render.Table{Columns: []render.Column{
-		{Head: "config"}, {Head: c.varied(), Right: true}, {Head: "vs base", Right: true}, {}, {Head: "next on the grid", Wraps: true, Min: 16},
+		{Head: "config"}, {Head: c.varied(), Right: true}, {Head: "vs base", Right: true}, {}, {Head: "next on the grid", Wraps: true, ShrinkTo: 16},
 	}}
 	for i, st := range c.all {
 		rate := "none"
@@ -156,7 +156,7 @@ func (c comparison) writeStandings(t *render.Text) {
 		below := ""
 		if len(st.below) > 0 {
 			loads := lo.Map(st.below, func(load float64, _ int) string { return c.loadWord(load) })
-			below = fmt.Sprintf("not monotone: it failed at %s, below its highest", strings.Join(loads, ", "))
+			below = fmt.Sprintf("not monotone: it failed at %s, below its highest passed load", strings.Join(loads, ", "))
 		}
 		table.Under = append(table.Under, below)
 	}

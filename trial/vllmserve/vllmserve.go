@@ -151,7 +151,7 @@ func (l *Load) Call(ctx context.Context, dir string, arrivals []workload.Arrival
 // String returns the command for error messages.
 func (l *Load) String() string { return strings.Join(l.Command, " ") }
 
-// complete adds two things to the samples that vLLM does not report. The first is the wanted length of each answer;
+// complete adds to the samples two things that vLLM does not report. The first is the wanted length of each answer;
 // vLLM does not check it, so complete does. The second is the time since the start of the plan. vLLM 0.14.1 does not
 // report when it sent a request, so complete uses the planned time instead. The latencies do not change.
 func complete(samples []bench.Sample, arrivals []workload.Arrival) {
@@ -181,13 +181,14 @@ func complete(samples []bench.Sample, arrivals []workload.Arrival) {
 	}
 }
 
-// neverFinished returns one failed sample for each request of a call that exceeded its time limit.
-func neverFinished(arrivals []workload.Arrival, after time.Duration) []bench.Sample {
+// neverFinished returns one failed sample for each request of a call that exceeded its time limit. The parameter took
+// is how long that call took.
+func neverFinished(arrivals []workload.Arrival, took time.Duration) []bench.Sample {
 	samples := make([]bench.Sample, len(arrivals))
 	for i, a := range arrivals {
 		samples[i] = bench.Sample{
-			Phase: a.Phase, Index: a.Index, Due: a.Due, Sent: a.Due, End: a.Due + after, WantTokens: a.Request.OutputTokens, Conversation: -1,
-			Failure: bench.NeverFinished, Detail: fmt.Sprintf("vllm bench serve had not ended after %s", render.Took(after)),
+			Phase: a.Phase, Index: a.Index, Due: a.Due, Sent: a.Due, End: a.Due + took, WantTokens: a.Request.OutputTokens, Conversation: -1,
+			Failure: bench.NeverFinished, Detail: fmt.Sprintf("vllm bench serve had not ended after %s", render.Took(took)),
 		}
 	}
 	return samples
@@ -312,7 +313,7 @@ func (l *Load) text(ctx context.Context, r *workload.Request) (string, error) {
 	case len(r.Messages) == 1 && r.Messages[0].Role == "user":
 		return r.Messages[0].Content, nil
 	}
-	return "", errors.New("is a chat of several messages, but the custom data set of vllm bench serve holds one prompt per row; use load: {driver: tuner}")
+	return "", errors.New("it is a chat of several messages, but the custom data set of vllm bench serve holds one prompt per row; use load: {driver: tuner}")
 }
 
 // A lastOutput forwards the output of the command, and keeps the last maxKept bytes of it.
@@ -339,7 +340,7 @@ func (o *lastOutput) Write(b []byte) (int, error) {
 // remedy returns advice for the most common failure: vLLM was installed without the packages that vllm bench needs.
 func (o *lastOutput) remedy() string {
 	if bytes.Contains(o.kept, []byte("No module named 'pandas'")) || bytes.Contains(o.kept, []byte("vllm[bench]")) {
-		return " for lack of a package; install them with pip install 'vllm[bench]'"
+		return "; Python packages are missing, install them with pip install 'vllm[bench]'"
 	}
 	return ""
 }

@@ -26,15 +26,15 @@ func TestMain(m *testing.M) {
 		fakevllm.Main()
 		return
 	}
-	os.Setenv("GORACE", "atexit_sleep_ms=10") // the children would each sleep for a second at their end
+	os.Setenv("GORACE", "atexit_sleep_ms=10") // without this, each child would sleep for a second at its end
 	os.Exit(m.Run())
 }
 
-// fakeLoad returns a Load that runs this test binary instead of vllm. The parameter how selects the way in which the
+// fakeLoad returns a Load that runs this test binary instead of vllm. The parameter failure names the way in which the
 // fake vllm fails.
-func fakeLoad(t *testing.T, how string) *Load {
+func fakeLoad(t *testing.T, failure string) *Load {
 	return &Load{
-		Command: []string{os.Args[0], "bench", "serve"}, Env: []string{"FAKE_VLLM=" + how}, Dir: t.TempDir(), Tokenizer: "some/model",
+		Command: []string{os.Args[0], "bench", "serve"}, Env: []string{"FAKE_VLLM=" + failure}, Dir: t.TempDir(), Tokenizer: "some/model",
 		Client: &bench.Client{URL: "http://127.0.0.1:1", Model: "served", APIKey: "sk-secret"},
 	}
 }
@@ -85,7 +85,7 @@ func TestLoadGivesTheSameKindOfProbe(t *testing.T) {
 	}
 }
 
-// checkCalls checks the command lines for the lead-in and the window: both must have the options of vLLM 0.14.1.
+// checkCalls checks the command lines for the lead-in and the window. Both lines must have the options of vLLM 0.14.1.
 func checkCalls(t *testing.T, log string, counted int, drawn float64) {
 	t.Helper()
 	text, err := os.ReadFile(log)
@@ -114,11 +114,11 @@ func checkCalls(t *testing.T, log string, counted int, drawn float64) {
 func TestLoadFailures(t *testing.T) {
 	limits := slo.SLO{Limits: []slo.Limit{{Metric: slo.TTFT, Percentile: 99, Max: time.Second}}}
 	for _, row := range []struct {
-		how, says string // says is a text in the error, or in the reason of the verdict
-		err       bool
+		failure, wantText string // the error or the verdict's reason must contain wantText
+		err               bool
 	}{
 		{"crash", "ValueError: tokenizer not found", true},
-		{"pandas", "exit status 1 for lack of a package; install them with pip install 'vllm[bench]'", true},
+		{"pandas", "exit status 1; Python packages are missing, install them with pip install 'vllm[bench]'", true},
 		{"nothing", "ended with exit code 0 but wrote no result", true},
 		{"garbage", "read the result of ", true},
 		{"short", "wrote a result of 1 request", true},
@@ -127,21 +127,21 @@ func TestLoadFailures(t *testing.T) {
 		{"cut", "no request was completed", false},
 		{"hang", "no request was completed", false},
 	} {
-		load, plan := fakeLoad(t, row.how), textPlan(t)
+		load, plan := fakeLoad(t, row.failure), textPlan(t)
 		plan.LeadIn = 0
-		if row.how == "hang" {
+		if row.failure == "hang" {
 			load.Limit = 300 * time.Millisecond
 		}
 		run, err := load.Run(t.Context(), plan.Schedule(), nil)
 		n, _ := plan.Counted()
 		switch {
-		case row.err && (err == nil || !strings.Contains(err.Error(), row.says)):
-			t.Errorf("%s: %v, want an error with %q", row.how, err, row.says)
+		case row.err && (err == nil || !strings.Contains(err.Error(), row.wantText)):
+			t.Errorf("%s: %v, want an error with %q", row.failure, err, row.wantText)
 		case !row.err && err != nil:
-			t.Errorf("%s: %v, want samples that failed", row.how, err)
+			t.Errorf("%s: %v, want samples that failed", row.failure, err)
 		case !row.err:
-			if v := limits.Judge(run.Samples, n, run.Elapsed); v.Pass || !strings.Contains(v.Reason, row.says) {
-				t.Errorf("%s: %+v, want a failed verdict with %q", row.how, v, row.says)
+			if v := limits.Judge(run.Samples, n, run.Elapsed); v.Pass || !strings.Contains(v.Reason, row.wantText) {
+				t.Errorf("%s: %+v, want a failed verdict with %q", row.failure, v, row.wantText)
 			}
 		}
 	}
@@ -161,18 +161,18 @@ func TestLoadRefusesWhatItCannotSay(t *testing.T) {
 	load := fakeLoad(t, "good")
 	chat := &workload.Request{OutputTokens: 1, Messages: []workload.Message{{Role: "system", Content: "a"}, {Role: "user", Content: "b"}}}
 	for _, row := range []struct {
-		name    string
-		request *workload.Request
-		says    string
+		name     string
+		request  *workload.Request
+		wantText string
 	}{
-		{"a chat of several messages", chat, "request 1 of the window: is a chat of several messages"},
+		{"a chat of several messages", chat, "request 1 of the window: it is a chat of several messages"},
 		{"token ids without a server", &workload.Request{OutputTokens: 1, Tokens: []int32{1, 2}}, "turn token ids into text: http://127.0.0.1:1 cannot be reached"},
 	} {
 		_, err := load.Run(t.Context(), func(yield func(workload.Arrival) bool) {
 			yield(workload.Arrival{Phase: workload.Window, Request: row.request})
 		}, nil)
-		if err == nil || !strings.Contains(err.Error(), row.says) {
-			t.Errorf("%s: %v, want %q", row.name, err, row.says)
+		if err == nil || !strings.Contains(err.Error(), row.wantText) {
+			t.Errorf("%s: %v, want %q", row.name, err, row.wantText)
 		}
 	}
 }

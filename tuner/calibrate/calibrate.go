@@ -24,7 +24,8 @@ type Input struct {
 	Runner *trial.Runner // has the settings with which the study's probes were measured; the fit replaces its Start and its Source
 	From   *sim.Profile  // profile with the first values of the fit; constants that the study does not determine keep these values
 
-	// Limit is the longest time that the fit may take. Then it ends with the best result so far; 0 means no limit.
+	// Limit is the longest time that the fit may take. After this time, the fit ends with the best result so far. 0
+	// means no limit.
 	Limit time.Duration
 	// Progress is called after each replay of all probes. done is the number of replays so far. Progress may be nil.
 	Progress func(done, expected int)
@@ -42,10 +43,10 @@ func refuse(format string, args ...any) error { return &InputError{fmt.Sprintf(f
 type Certainty string
 
 const (
-	Known    Certainty = "known"    // the measurements determine it
-	Together Certainty = "together" // fitted, but only its joint effect with held constants is known
-	Held     Certainty = "held"     // has an effect, but other constants can have the same effect
-	Unseen   Certainty = "unseen"   // has no effect on the measurements
+	Known    Certainty = "known"    // the measurements determine the constant
+	Together Certainty = "together" // the constant is fitted, but only its joint effect with held constants is known
+	Held     Certainty = "held"     // the constant has an effect, but other constants can have the same effect
+	Unseen   Certainty = "unseen"   // the constant has no effect on the measurements
 )
 
 // A Change is the result for one constant.
@@ -54,7 +55,7 @@ type Change struct {
 	Before, After float64
 	Error         float64 // relative standard error of After; 0 if it is not known
 	Certainty     Certainty
-	With          []string // other constants with the same effect
+	With          []string // names of other constants with the same effect
 }
 
 // A Result is a calibrated profile and the report on it.
@@ -67,7 +68,7 @@ type Result struct {
 	Trials, UsedTrials int
 	Probes             int // all probes of the study
 	Fitted, HeldOut    int
-	LeftOut            Counts // probes
+	LeftOut            Counts // probes that were left out, by reason
 	LeftOutTrials      Counts
 
 	Memory  Memory
@@ -121,7 +122,7 @@ func Fit(ctx context.Context, in Input) (*Result, error) {
 	return &c.result, nil
 }
 
-// begin returns a copy of the profile From, with the name of the model and with the server's default flags.
+// begin returns a copy of the profile Input.From, with the name of the model and with the server's default flags.
 func (c *calibration) begin() *sim.Profile {
 	p := *c.From
 	p.Constants = slices.Clone(p.Constants)
@@ -173,7 +174,7 @@ func (c *calibration) set(p *sim.Profile, path string, value float64, confidence
 	c.result.Changes = append(c.result.Changes, Change{Path: path, Unit: unit(p, path), Before: before, After: value, Certainty: Known})
 }
 
-// held keeps the value of a constant from the profile From, and stores the reason as its source.
+// held keeps a constant's value from the profile Input.From, and stores the reason as its source.
 func (c *calibration) held(p *sim.Profile, path, format string, args ...any) {
 	value := *c.From.Value(path)
 	p.Set(path, []float64{value}, "assumed", fmt.Sprintf("%s; value of %s", fmt.Sprintf(format, args...), c.From.Name))
@@ -199,11 +200,11 @@ func unit(p *sim.Profile, path string) string {
 	return ""
 }
 
-// record stores the fitted constants in the profile, and reports how certain each is. The parameter what names the
+// record stores the fitted constants in the profile, and reports how certain each is. basis is the name of the
 // measurements in the texts.
-func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what string) {
+func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, basis string) {
 	stands := f.separation.together()
-	moved := with(p, f.list, f.logs)
+	moved := withLogs(p, f.list, f.logs)
 	for k, one := range f.list {
 		before, after := *c.From.Value(one.path), *moved.Value(one.path)
 		change := Change{Path: one.path, Unit: unit(p, one.path), Before: before, After: after, Error: f.separation.errors[k]}
@@ -215,7 +216,7 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 				change.With = append(change.With, f.list[other].path)
 			}
 			if len(change.With) > 0 {
-				text += fmt.Sprintf("; with %s, which the data cannot separate from it, at the value of %s", strings.Join(change.With, ", "), c.From.Name)
+				text += fmt.Sprintf("; only valid with the values of %s in %s, because the data cannot separate these constants from this one", strings.Join(change.With, ", "), c.From.Name)
 			}
 			if change.Error > maxError {
 				change.Certainty = Together
@@ -226,10 +227,10 @@ func (c *calibration) record(p *sim.Profile, f *fit, confidence, source, what st
 			for _, other := range f.separation.groups[k] {
 				change.With = append(change.With, f.list[other].path)
 			}
-			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum is known", cmp.Or(strings.Join(change.With, " and "), "the other constants"), what, c.Study.Name)
+			c.held(p, one.path, "not separable from %s in %s of study %s: only their sum is known", cmp.Or(strings.Join(change.With, " and "), "the other constants"), basis, c.Study.Name)
 		default:
 			change.Certainty, change.After = Unseen, before
-			c.held(p, one.path, "has no effect on %s of study %s", what, c.Study.Name)
+			c.held(p, one.path, "has no effect on %s of study %s", basis, c.Study.Name)
 		}
 		c.result.Changes = append(c.result.Changes, change)
 	}

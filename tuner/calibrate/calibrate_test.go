@@ -53,7 +53,8 @@ func runner(t *testing.T, requests int) *trial.Runner {
 	}
 }
 
-// study returns a study of a simulated server: each of the configs is measured at each of the rates, in virtual time.
+// study returns a study of a simulated server. The study measures each of the configs at each of the rates, in virtual
+// time.
 func study(t *testing.T, server *sim.Profile, r *trial.Runner, configs []string, rates ...float64) studies.Study {
 	t.Helper()
 	rig := simload.Rig{Profile: server}
@@ -148,8 +149,8 @@ func TestFitFindsAChangedServer(t *testing.T) {
 		t.Errorf("start-up %s, simulated %v", got.Profile.StartUp.Total(), got.Simulated)
 	}
 	for _, m := range got.Metrics {
-		// Constants that cannot be separated affect p99 TTFT most. Its error was 5 to 7 % with 18, 28 and 34 probes of
-		// 150 to 400 requests.
+		// Constants that cannot be separated affect p99 TTFT most. The error of p99 TTFT was 5 to 7 % with 18, 28 and
+		// 34 probes of 150 to 400 requests.
 		within := 0.04
 		if m.Metric == "p99 TTFT" {
 			within = 0.08
@@ -178,7 +179,7 @@ func TestFitFindsAChangedServer(t *testing.T) {
 	}
 }
 
-// The profile of a fit can be written and read, and names the origin of each constant.
+// The profile of a fit can be written and read. It names the origin of each constant.
 func TestFitWritesAProfileWithOrigins(t *testing.T) {
 	realtime.Only(t, "simulates hundreds of whole studies")
 	got := calibrated(t, changed(t), runner(t, 60), configs[:4], 2, 4, 8, 12)
@@ -262,7 +263,7 @@ func TestFitEndsWithItsContextAndItsLimit(t *testing.T) {
 		limited.Progress = func(done, _ int) {
 			switch {
 			case done == 1: // the fit measures this replay, and refuses a limit that is too short
-			case done < 5: // these use up the first half of the limit
+			case done < 5: // these replays use up the first half of the limit
 				time.Sleep(time.Second / 2)
 			case done < 40: // enough replays for the slope of each constant
 				time.Sleep(10 * time.Millisecond)
@@ -326,7 +327,8 @@ func TestTheKVSizeOfARefusedStart(t *testing.T) {
 	}
 }
 
-// Trials whose simulated server would not start are counted by a reason without figures.
+// If the simulated server of a trial would not start, the error says why. The error has no figures, so that the trials
+// with the same error can be counted together.
 func TestAReasonNotToStartHasNoFigures(t *testing.T) {
 	for args, want := range map[string]string{
 		"--gpu-memory-utilization 0.1":  "ValueError: No available memory for the cache blocks",
@@ -340,8 +342,8 @@ func TestAReasonNotToStartHasNoFigures(t *testing.T) {
 	}
 }
 
-// Starts determine the memory constants, and refused starts count too. The result names the constants whose
-// joint effect alone is known.
+// Starts determine the memory constants, and refused starts count too. For some constants only the joint effect is
+// known. The result names these constants.
 func TestMemoryFromStarts(t *testing.T) {
 	truth := *profile(t)
 	truth.Memory.FixedGiB, truth.Memory.GPUGiB, truth.Memory.GraphReserveGiB = 10, 24, 1

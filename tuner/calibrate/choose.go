@@ -13,15 +13,16 @@ import (
 )
 
 const (
-	// minProbes is the smallest number of probes for a fit. It uses five figures of each probe to determine about a
-	// dozen constants.
+	// minProbes is the smallest number of probes for a fit. The fit uses five figures of each probe to determine about
+	// a dozen constants.
 	minProbes = 10
-	// The fit ignores every fifth probe. These held-out probes show how well the result predicts what the fit has not
-	// seen.
+	// heldOutEvery is 5: the fit ignores every fifth probe. These held-out probes show how well the result predicts
+	// what the fit has not seen.
 	heldOutEvery = 5
-	// A probe is left out if less than this share of its requests ended within the window. Its latencies come from a
-	// queue that grows during the window, and say nothing about the constants.
-	saturated = 0.85
+	// minServed is the smallest share of a probe's requests that must end within the window. A probe with a smaller
+	// share is left out. Its latencies come from a queue that grew during the window, and say nothing about the
+	// constants.
+	minServed = 0.85
 )
 
 // A candidate is a trial whose probes are predicted.
@@ -36,7 +37,7 @@ type candidate struct {
 type probe struct {
 	trial.Probe
 	used    bool // the probe is compared with the prediction; other probes are replayed only for their effect on the cache
-	heldOut bool // the fit ignores the probe, and it is compared only with the result
+	heldOut bool // the fit ignores the probe; the report compares the predictions with it
 }
 
 // A Count says how many probes or trials were left out for one reason.
@@ -58,8 +59,8 @@ func (c *Counts) add(why string) {
 	*c = append(*c, Count{why, 1})
 }
 
-// simulatedArgs returns the args that change the simulator's predictions, and the names of the other flags.
-func simulatedArgs(args []string) (known, others []string, err error) {
+// SimulatedArgs returns the args that change the simulator's predictions, and the names of the other flags.
+func SimulatedArgs(args []string) (known, others []string, err error) {
 	flags, err := space.Flags(args)
 	if err != nil {
 		return nil, nil, err
@@ -77,7 +78,7 @@ func simulatedArgs(args []string) (known, others []string, err error) {
 // optionsOf returns the simulator's options for the args of a trial. It ignores flags that the simulator does not
 // model.
 func optionsOf(p *sim.Profile, t studies.Trial) (sim.Options, error) {
-	args, _, err := simulatedArgs(t.Args)
+	args, _, err := SimulatedArgs(t.Args)
 	if err != nil {
 		return sim.Options{}, err
 	}
@@ -96,7 +97,7 @@ func whyNot(p trial.Probe) string {
 		return "stopped early"
 	case m.Failed > 0 || m.Completed < m.Requests || m.Completed == 0:
 		return "with failed requests"
-	case servedShare(p) < saturated:
+	case servedShare(p) < minServed:
 		return "over-saturated"
 	}
 	return ""
@@ -148,7 +149,7 @@ func (c *calibration) choose(p *sim.Profile) (chosen []*candidate) {
 
 // newCandidate parses the args of a trial. The error says why the simulated server would not start with these args.
 func newCandidate(p *sim.Profile, t studies.Trial) (*candidate, error) {
-	args, _, err := simulatedArgs(t.Args)
+	args, _, err := SimulatedArgs(t.Args)
 	if err != nil {
 		return nil, err
 	}

@@ -14,8 +14,8 @@ type constant struct {
 	high   float64 // largest value; 0 means a thousand times the first value
 }
 
-// memoryConstants are the constants of Profile.KVGiB, except the bytes per token. Those follow directly from a log that
-// has the size of the KV cache in GiB and in tokens.
+// memoryConstants are the constants of Profile.KVGiB, except the bytes per token. The bytes per token follow directly
+// from a log that has the size of the KV cache in GiB and in tokens.
 var memoryConstants = []constant{
 	{path: "memory.gpu", anchor: true}, {path: "memory.fixed"}, {path: "memory.batch_per_token", anchor: true},
 	{path: "memory.sampler_per_sequence", anchor: true}, {path: "memory.activation"},
@@ -49,8 +49,8 @@ func logs(p *sim.Profile, list []constant) []float64 {
 	return values
 }
 
-// with returns a copy of the profile with other values of the constants.
-func with(p *sim.Profile, list []constant, logs []float64) *sim.Profile {
+// withLogs returns a copy of the profile with other values of the constants. The values are given as logarithms.
+func withLogs(p *sim.Profile, list []constant, logs []float64) *sim.Profile {
 	changed := *p
 	for i, c := range list {
 		*changed.Value(c.path) = math.Exp(logs[i])

@@ -2,6 +2,7 @@ package calibrate
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 
@@ -157,7 +158,7 @@ func (c *calibration) defaults(p *sim.Profile) {
 
 // gives reports whether a trial's args have a flag.
 func gives(t studies.Trial, name string) bool {
-	args, _, err := simulatedArgs(t.Args)
+	args, _, err := SimulatedArgs(t.Args)
 	return err == nil && slices.Contains(args, "--"+name)
 }
 
@@ -178,9 +179,10 @@ func (c *calibration) noteConstantFlags(chosen []*candidate) {
 			c.note("--%s was %v in every used trial: only a study that varies it can determine %s", flag.name, value, flag.what)
 		}
 	}
-	var names []string
+	var names, variables []string
 	for _, one := range chosen {
-		_, unknown, _ := simulatedArgs(one.trial.Args) // choose leaves out trials with wrong args
+		variables = append(variables, slices.Collect(maps.Keys(one.trial.Point.Env()))...)
+		_, unknown, _ := SimulatedArgs(one.trial.Args) // choose leaves out trials with wrong args
 		for _, name := range unknown {
 			if !slices.Contains(names, name) {
 				names = append(names, name)
@@ -188,6 +190,10 @@ func (c *calibration) noteConstantFlags(chosen []*candidate) {
 		}
 	}
 	if len(names) > 0 {
-		c.note("flags that the simulator does not model, whose effect is in the constants: %s", joined(names))
+		c.note("the simulator does not model these flags, so the constants include their effect: %s", joined(names))
+	}
+	if len(variables) > 0 {
+		slices.Sort(variables)
+		c.note("the simulator does not model these environment variables, so the constants include their effect: %s", joined(slices.Compact(variables)))
 	}
 }

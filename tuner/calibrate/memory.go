@@ -13,7 +13,7 @@ import (
 
 const (
 	gib = 1 << 30
-	// kvError is the standard deviation of a logged KV size in GiB, because logs show two decimals.
+	// kvError is the standard deviation of a logged KV size in GiB. It follows from the two decimals that logs show.
 	kvError = 0.005
 	// halfBlock is the mean error of a logged size in tokens: the size is rounded down to whole blocks of 16.
 	halfBlock = 8
@@ -32,7 +32,7 @@ func (c *calibration) kvSizes(p *sim.Profile) (sizes []kvSize) {
 	for _, t := range c.Study.Trials {
 		options, err := optionsOf(p, t)
 		if err != nil {
-			continue // choose reports it
+			continue // the method choose reports this error
 		}
 		facts := t.Result.Facts
 		refused := t.Result.KVGiB
@@ -94,12 +94,13 @@ func (c *calibration) solveMemory(ctx context.Context, p *sim.Profile) error {
 }
 
 // fitMemory fits from several starting points and returns the best fit. The activations and the sampler have a memory
-// peak each, and only the larger peak has an effect. A peak that starts too small would never be fitted.
+// peak each, and only the larger peak has an effect. If a fit begins with a peak that is too small, it never fits that
+// peak.
 func fitMemory(ctx context.Context, p *sim.Profile, list []constant, sizes []kvSize) (best *fit, err error) {
 	first := logs(p, list)
 	low, high := bounds(first, list)
 	problem := problem{low: low, high: high, step: 1e-4, residuals: func(_ context.Context, logs []float64) ([]float64, error) {
-		return kvResiduals(with(p, list, logs), sizes), nil
+		return kvResiduals(withLogs(p, list, logs), sizes), nil
 	}}
 	for _, activation := range []float64{1, 0.2, 5} {
 		for _, sampler := range []float64{1, 0.2, 5} {
@@ -112,7 +113,7 @@ func fitMemory(ctx context.Context, p *sim.Profile, list []constant, sizes []kvS
 					f.logs[k] += math.Log(sampler)
 				}
 			}
-			if err := f.rough(ctx, problem); err != nil {
+			if err := f.fitAll(ctx, problem); err != nil {
 				return nil, err
 			}
 			if err := f.refit(ctx, problem); err != nil {
@@ -151,7 +152,7 @@ func (c *calibration) boundReserve(p *sim.Profile) {
 	for _, t := range c.Study.Trials {
 		o, err := optionsOf(p, t)
 		if err != nil {
-			continue // choose reports it
+			continue // the method choose reports this error
 		}
 		outside := (1 - o.GPUMemoryUtilization) * p.Memory.GPUGiB
 		switch {
@@ -164,19 +165,20 @@ func (c *calibration) boundReserve(p *sim.Profile) {
 	reserve := p.Memory.GraphReserveGiB
 	switch {
 	case low >= high:
-		c.note("some starts ran out of memory although gpu-memory-utilization left %.2f GiB free, others had enough with %.2f GiB: %s stays %.3g GiB", low, high, path, min(reserve, high))
+		c.note("some starts ran out of memory although gpu-memory-utilization left %.2f GiB free, but others had enough with %.2f GiB: %s stays %.3g GiB", low, high, path, min(reserve, high))
 		c.set(p, path, min(reserve, high), "assumed", "starts that ran out of memory and starts that did not contradict each other")
 	case low == 0 && math.IsInf(high, 1):
 		c.held(p, path, "no start shows it")
 	case reserve > low && reserve <= high:
 		c.held(p, path, "the starts show only that it is between %.3g and %.3g GiB", low, high)
 	case math.IsInf(high, 1):
-		c.set(p, path, 1.05*low, "assumed", "a start ran out of memory with %.3g GiB outside the utilization, and no start had more", low)
+		c.set(p, path, 1.05*low, "assumed", "a start ran out of memory although gpu-memory-utilization left %.3g GiB free, and no start had more free", low)
 	default:
-		c.set(p, path, (low+high)/2, "solved", "starts ran out of memory up to %.3g GiB outside the utilization, and none did from %.3g GiB on", low, high)
+		c.set(p, path, (low+high)/2, "solved", "a start ran out of memory although gpu-memory-utilization left %.3g GiB free, and no start did with %.3g GiB or more free", low, high)
 	}
 }
 
+// median returns the median. If there are two middle values, it returns their mean.
 func median(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	n := len(sorted)

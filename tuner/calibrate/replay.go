@@ -19,19 +19,19 @@ type replayer struct {
 	runner   *trial.Runner
 	rig      simload.Rig              // starts the runner's servers
 	progress func(done, expected int) // may be nil
-	replays  int                      // so far; each replays all probes
+	replays  int                      // number of replays so far; each replays all probes
 	planned  int                      // expected number of replays
 }
 
 // newReplayer makes the runner start simulated servers.
 func newReplayer(runner *trial.Runner, chosen []*candidate, progress func(done, expected int)) *replayer {
 	r := &replayer{chosen: chosen, runner: runner, progress: progress}
-	runner.Start, runner.Source = r.rig.Start, &memo{Source: runner.Source}
+	runner.Start, runner.Source = r.rig.Start, &Memo{Source: runner.Source}
 	return r
 }
 
-// predict replays the probes with the profile p, several trials at a time. If the server of a trial does not start, its
-// entry in errs says why, and it has no predicted probes.
+// predict replays the probes with the profile p. It replays several trials at a time. If the server of a trial does not
+// start, the trial's entry in errs says why, and the trial has no predicted probes.
 func (r *replayer) predict(ctx context.Context, p *sim.Profile) (predicted [][]trial.Probe, errs []error, err error) {
 	predicted, errs = make([][]trial.Probe, len(r.chosen)), make([]error, len(r.chosen))
 	r.rig.Profile = p
@@ -47,7 +47,7 @@ func (r *replayer) predict(ctx context.Context, p *sim.Profile) (predicted [][]t
 			return nil // one trial's error does not stop the others
 		})
 	}
-	_ = workers.Wait() // always nil
+	_ = workers.Wait() // the error is always nil
 	r.replays++
 	if r.progress != nil {
 		r.progress(r.replays, max(r.planned, r.replays+r.replays/10))
@@ -58,9 +58,9 @@ func (r *replayer) predict(ctx context.Context, p *sim.Profile) (predicted [][]t
 	return predicted, errs, nil
 }
 
-// A memo keeps the requests of a source that makes a new request on each call. With a memo, the content of a request is
+// A Memo keeps the requests of a source that makes a new request on each call. With a Memo, the content of a request is
 // hashed only once.
-type memo struct {
+type Memo struct {
 	workload.Source
 	mu   sync.Mutex
 	kept map[key]*workload.Request
@@ -71,11 +71,11 @@ type key struct {
 	i      int
 }
 
-// maxMemoized is the largest number of requests in a memo. simload keeps hashes of as many requests.
+// maxMemoized is the largest number of requests in a Memo. simload keeps the hashes of the same number of requests.
 const maxMemoized = 4096
 
 // Request returns the same request for the same arguments.
-func (m *memo) Request(stream workload.Stream, i int) *workload.Request {
+func (m *Memo) Request(stream workload.Stream, i int) *workload.Request {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if r, ok := m.kept[key{stream, i}]; ok {

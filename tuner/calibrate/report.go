@@ -61,7 +61,7 @@ func (r *Result) writeErrors(b *render.Text) {
 	table := render.Table{Gap: 1, Columns: []render.Column{{Head: "error, %"}}}
 	for _, group := range []string{"before", "after, fitted", "after, held out"} {
 		for _, head := range []string{"median", "p90", "max"} {
-			table.Columns = append(table.Columns, render.Column{Group: group, Head: head, Right: true, Least: len("median")})
+			table.Columns = append(table.Columns, render.Column{Group: group, Head: head, Right: true, MinWidth: len("median")})
 		}
 	}
 	for _, m := range r.Metrics {
@@ -102,7 +102,7 @@ func formatError(v float64) string {
 // writeConstants writes the known constants as a table. Then it writes the other constants, and why they are not known.
 func (r *Result) writeConstants(b *render.Text) {
 	table := render.Table{Columns: []render.Column{
-		{Head: "constant", Alone: true, Min: 30}, {Head: "before →", Right: true}, {Head: "after", Right: true}, {Head: "unit"}, {Head: "error"},
+		{Head: "constant", Alone: true, ShrinkTo: 30}, {Head: "before →", Right: true}, {Head: "after", Right: true}, {Head: "unit"}, {Head: "error"},
 	}}
 	var unseen []string
 	for _, c := range r.Changes {
@@ -113,7 +113,7 @@ func (r *Result) writeConstants(b *render.Text) {
 			case c.Certainty == Together:
 				text = "see below"
 			case c.Error > 0:
-				text = strings.Replace("± "+render.Share(c.Error), "± <", "<", 1)
+				text = render.ErrorShare(c.Error)
 			}
 			table.Rows = append(table.Rows, []string{c.Path, formatConstant(c.Before) + " →", formatConstant(c.After), c.Unit, text})
 		case Unseen:
@@ -129,7 +129,7 @@ func (r *Result) writeConstants(b *render.Text) {
 	}
 	for _, c := range r.Changes {
 		if c.Certainty == Together {
-			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, the share of each only to %s", c.Path, cmp.Or(joined(c.With), "the constants that are held"), r.From, render.Share(c.Error))
+			b.Item("together", "%s is right only with the values of %s from %s: their joint effect is known, but the value of each only to %s", c.Path, cmp.Or(joined(c.With), "the constants that are held"), r.From, render.Share(c.Error))
 		}
 	}
 	if len(unseen) > 0 {

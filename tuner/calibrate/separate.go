@@ -10,20 +10,21 @@ import (
 const (
 	// maxError is the largest relative standard error of a known constant.
 	maxError = 0.20
-	// An anchor whose standard error is at most certain is not held in place of another constant, because the data are
-	// more exact than its first value.
-	certain = maxError / 4
-	// believed is the standard deviation of a constant's logarithm before the fit: the first profile is assumed to be
+	// anchorError is a limit for anchors (facts about the device or the model). If the standard error of an anchor is
+	// at most this limit, the anchor is not held in place of another constant. Then the data are more exact than the
+	// anchor's first value.
+	anchorError = maxError / 4
+	// priorWidth is the standard deviation of a constant's logarithm before the fit. The first profile is assumed to be
 	// right within a factor of about two. Constants that the data do not determine keep this uncertainty, which adds to
-	// the errors of others.
-	believed = math.Ln2
-	// partner is the smallest share of a held constant's effect that a known constant must reproduce. Then the report
-	// names the two together.
-	partner = 0.3
+	// the errors of other constants.
+	priorWidth = math.Ln2
+	// minEffect is the smallest share of a held constant's effect that a known constant must reproduce. From this share
+	// on, the report names the two constants together.
+	minEffect = 0.3
 )
 
-// A separation says which constants the data determine. It is computed from the Jacobian: the derivatives of the weighted
-// residuals with respect to the logarithms of the constants.
+// A separation says which constants the data determine. It is computed from the Jacobian: the derivatives of the
+// weighted residuals with respect to the logarithms of the constants.
 type separation struct {
 	known   []bool    // for each constant: the data determine it if the constants that are not known keep their values
 	errors  []float64 // standard errors of the logs, including the uncertainty of constants that are not known
@@ -43,8 +44,8 @@ func (r separation) together() map[int][]int {
 }
 
 // separate finds the constants that the data determine. It holds the constant with the largest standard error, and
-// repeats this until all the others are known. An anchor is a fact about the device or the model. If an anchor can have
-// the same effect as that constant, separate holds the anchor instead.
+// repeats this until all other constants are known. An anchor is a fact about the device or the model. If an anchor can
+// have the same effect as the constant to hold, separate holds the anchor instead.
 func separate(j slope, anchors []bool) separation {
 	_, n := j.Dims()
 	r := separation{known: make([]bool, n), visible: make([]bool, n), groups: make([][]int, n)}
@@ -88,9 +89,9 @@ func (r separation) free() (free []int) {
 	return free
 }
 
-// leastKnown returns the index in free of the constant to hold next. This is the constant with the largest standard
-// error, or an anchor that can have the same effect and whose error is above the limit certain. The result is -1 if all
-// free constants are known.
+// leastKnown returns the constant to hold next, as an index into the slice free. This is the constant with the largest
+// standard error. An anchor takes its place if the anchor can have the same effect and its error is above anchorError.
+// If all free constants are known, the result is -1.
 func leastKnown(j slope, free []int, anchors []bool) int {
 	errs := standardErrors(j, free)
 	worst := -1
@@ -104,7 +105,7 @@ func leastKnown(j slope, free []int, anchors []bool) int {
 	}
 	others := slices.Delete(slices.Clone(free), worst, worst+1)
 	for _, k := range standIns(j.Dense, free[worst], others) {
-		if i := slices.Index(free, k); anchors[k] && errs[i] > certain {
+		if i := slices.Index(free, k); anchors[k] && errs[i] > anchorError {
 			return i
 		}
 	}
@@ -129,8 +130,8 @@ func (r *separation) regroup(j slope) {
 }
 
 // standardErrors returns the standard errors of the logs of the constants in columns, as if all other constants were
-// known. They include the uncertainty before the fit (believed). Errors of the slope would look like information that
-// separates two constants, so their squares are subtracted.
+// known. The errors include the uncertainty before the fit (priorWidth). Errors of the slope would look like
+// information that separates two constants. So the squares of these errors are subtracted.
 func standardErrors(j slope, columns []int) []float64 {
 	n := len(columns)
 	errs := make([]float64, n)
@@ -152,7 +153,7 @@ func standardErrors(j slope, columns []int) []float64 {
 	eigen.VectorsTo(&v)
 	for s, value := range eigen.Values(nil) {
 		for c := range errs {
-			errs[c] += v.At(c, s) * v.At(c, s) / (max(value, 0) + 1/believed/believed)
+			errs[c] += v.At(c, s) * v.At(c, s) / (max(value, 0) + 1/priorWidth/priorWidth)
 		}
 	}
 	for c := range errs {
@@ -161,30 +162,31 @@ func standardErrors(j slope, columns []int) []float64 {
 	return errs
 }
 
-// standIns returns the known constants that can reproduce the effect of a held constant. They have large shares in the
-// combination of columns that is nearest to the column of the held constant.
+// standIns returns the known constants that can reproduce the effect of a held constant. A least-squares fit
+// approximates the column of the held constant by the columns of the known constants. The stand-ins have large
+// coefficients in this fit.
 func standIns(j *mat.Dense, held int, known []int) (group []int) {
-	for c, share := range shares(j, held, known) {
-		if math.Abs(share)*norm(j, known[c]) >= partner*norm(j, held) {
+	for c, share := range coefficients(j, held, known) {
+		if math.Abs(share)*norm(j, known[c]) >= minEffect*norm(j, held) {
 			group = append(group, known[c])
 		}
 	}
 	return group
 }
 
-// unexplained returns the length of what remains of a column after the nearest combination of other columns is
-// subtracted.
+// unexplained approximates a column by the other columns, with least squares. It returns the length of the remaining
+// residual.
 func unexplained(j *mat.Dense, column int, others []int) float64 {
 	rest := mat.VecDenseCopyOf(j.ColView(column))
-	for c, share := range shares(j, column, others) {
+	for c, share := range coefficients(j, column, others) {
 		rest.AddScaledVec(rest, -share, j.ColView(others[c]))
 	}
 	return mat.Norm(rest, 2)
 }
 
-// shares returns a factor for each of the other columns. The sum of the multiplied columns is the combination that is
-// nearest to the given column.
-func shares(j *mat.Dense, column int, others []int) []float64 {
+// coefficients approximates a column by a linear combination of the other columns, with least squares. It returns the
+// coefficient of each other column.
+func coefficients(j *mat.Dense, column int, others []int) []float64 {
 	if len(others) == 0 {
 		return nil
 	}
@@ -193,7 +195,7 @@ func shares(j *mat.Dense, column int, others []int) []float64 {
 	for c, k := range others {
 		a.SetCol(c, mat.Col(nil, k, j))
 	}
-	// Without some damping, two similar columns could get large shares of opposite signs.
+	// Without damping, two similar columns could get large coefficients of opposite signs.
 	found, err := leastSquares(a, mat.Col(nil, column, j), func(c int) float64 { return 0.01 * norm(a, c) })
 	if err != nil {
 		return nil

@@ -9,8 +9,8 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// A problem is a sum of squares to minimise over the logarithms of constants. Logarithms fit because constants are
-// positive and their errors are relative.
+// A problem is a sum of squares to minimise over the logarithms of constants. Logarithms are suitable because constants
+// are positive and their errors are relative.
 type problem struct {
 	// residuals returns (predicted - measured) / standard deviation of the measurement, always with the same length.
 	residuals func(ctx context.Context, logs []float64) ([]float64, error)
@@ -19,21 +19,21 @@ type problem struct {
 }
 
 const (
-	// A residual up to huberAt standard deviations counts by its square, and a larger one counts linearly (Huber,
-	// 1964). Otherwise a single probe could decide the whole fit, for example if the simulated queue begins to grow a
-	// little early.
+	// huberAt limits the weight of a residual (Huber, 1964). A residual up to huberAt standard deviations counts by its
+	// square, and a larger one counts linearly. Otherwise a single probe could decide the whole fit, for example if the
+	// simulated queue begins to grow a little early.
 	huberAt = 3.0
 	// maxSteps limits the steps of a fit.
 	maxSteps = 20
 	// maxFactor is the largest factor by which a constant may change in one step.
 	maxFactor = 2.0
-	// The fit has converged when a step reduces the cost by less than this share, or by less than this value per
-	// residual.
-	enough = 2e-3
+	// minGain decides when the fit has converged: a step reduces the cost by less than this fraction, or by less than
+	// this value per residual.
+	minGain = 2e-3
 	// maxTries limits how often one step is tried, each time with more damping or a new slope.
 	maxTries = 5
-	// A slope is computed again after maxAge steps, or earlier if a step reduces the cost by less than the share
-	// goodGain.
+	// maxAge is the number of steps after which a slope is computed again. The slope is computed earlier if a step
+	// reduces the cost by less than the fraction goodGain.
 	maxAge, goodGain = 3, 0.5
 )
 
@@ -61,11 +61,11 @@ type slope struct {
 	rough []float64 // for each column: the estimated sum of the squared errors of its entries
 }
 
-// jacobian returns the slope for the free constants. The parameter at has the residuals for logs. Central differences
-// cost twice as much as forward differences and use twice the step. They average over jumps of the prediction, and show
-// how large the jumps are.
-func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []float64, central bool) (slope, error) {
-	j := slope{mat.NewDense(len(at), len(free), nil), make([]float64, len(free))}
+// jacobian returns the slope for the free constants. The slice current has the residuals at the current values of logs.
+// Central differences cost twice as much as forward differences and use twice the step. They average over jumps of the
+// prediction, and show how large the jumps are.
+func (p problem) jacobian(ctx context.Context, logs []float64, free []int, current []float64, central bool) (slope, error) {
+	j := slope{mat.NewDense(len(current), len(free), nil), make([]float64, len(free))}
 	for column, k := range free {
 		step := p.step
 		if central {
@@ -75,24 +75,24 @@ func (p problem) jacobian(ctx context.Context, logs []float64, free []int, at []
 		if central || up == down { // at its upper bound a constant can only decrease
 			down = max(logs[k]-step, p.low[k])
 		}
-		above, below := at, at
+		above, below := current, current
 		var err error
 		if up != logs[k] {
-			if above, err = p.at(ctx, logs, k, up); err != nil {
+			if above, err = p.residualsAt(ctx, logs, k, up); err != nil {
 				return j, err
 			}
 		}
 		if down != logs[k] {
-			if below, err = p.at(ctx, logs, k, down); err != nil {
+			if below, err = p.residualsAt(ctx, logs, k, down); err != nil {
 				return j, err
 			}
 		}
-		for i := range at {
+		for i := range current {
 			j.Set(i, column, (above[i]-below[i])/(up-down))
 			if up != logs[k] && down != logs[k] {
-				bend := weight(at[i]) * (above[i] - 2*at[i] + below[i]) / (up - down)
-				// If the jumps at the three points are equally large, this is three times their mean effect. So the
-				// estimate is too large rather than too small.
+				bend := weight(current[i]) * (above[i] - 2*current[i] + below[i]) / (up - down)
+				// If the jumps at the three points are equally large, the square of bend is three times the mean effect
+				// of the jumps. So the estimate is too large rather than too small.
 				j.rough[column] += bend * bend
 			}
 		}
@@ -127,16 +127,16 @@ func (j slope) update(move, before, after []float64) {
 	}
 }
 
-// at returns the residuals after the log of constant k is changed to value.
-func (p problem) at(ctx context.Context, logs []float64, k int, value float64) ([]float64, error) {
+// residualsAt returns the residuals after the logarithm of constant k is changed to the given value.
+func (p problem) residualsAt(ctx context.Context, logs []float64, k int, value float64) ([]float64, error) {
 	changed := slices.Clone(logs)
 	changed[k] = value
 	return p.residuals(ctx, changed)
 }
 
-// minimise moves the free logs to the minimum of the cost with the Levenberg-Marquardt method (Marquardt, 1963). It
-// returns the residuals there. converged is false if maxSteps steps were not enough. After an error, logs has the best
-// values so far.
+// minimise moves the logs of the free constants to the minimum of the cost with the Levenberg-Marquardt method
+// (Marquardt, 1963). It returns the residuals at the minimum. If maxSteps steps were not enough, converged is false.
+// After an error, the slice logs has the best values so far.
 func (p problem) minimise(ctx context.Context, logs []float64, free []int) (residuals []float64, converged bool, err error) {
 	if residuals, err = p.residuals(ctx, logs); err != nil || len(free) == 0 {
 		return residuals, true, err
@@ -147,7 +147,7 @@ func (p problem) minimise(ctx context.Context, logs []float64, free []int) (resi
 		if err != nil {
 			return d.residuals, false, err
 		}
-		if gain >= enough*max(cost(d.residuals), float64(len(residuals))) || d.age > 1 {
+		if gain >= minGain*max(cost(d.residuals), float64(len(residuals))) || d.age > 1 {
 			continue
 		}
 		if d.central {
@@ -170,7 +170,7 @@ type descent struct {
 	age       int // steps since the slope was computed; 0 means that it must be computed
 }
 
-// step makes one step and returns by how much the cost decreased; 0 if no tried step decreases it.
+// step makes one step and returns the decrease of the cost. If no tried step decreases the cost, gain is 0.
 func (d *descent) step(ctx context.Context) (gain float64, err error) {
 	before := cost(d.residuals)
 	for range maxTries {
@@ -210,8 +210,8 @@ func (d *descent) step(ctx context.Context) (gain float64, err error) {
 	return 0, nil
 }
 
-// moved returns the logs after a step of the free constants, and the actual step. It shortens the step to stay within
-// maxFactor and the bounds.
+// moved returns the logs after a step of the free constants, and the step that was actually made. It shortens the step
+// to stay within maxFactor and the bounds.
 func (p problem) moved(logs []float64, free []int, move []float64) (next, moved []float64) {
 	next = slices.Clone(logs)
 	shrink := 1.0
@@ -241,8 +241,8 @@ func dampedStep(j *mat.Dense, residuals []float64, damping float64) ([]float64, 
 	return step, nil
 }
 
-// leastSquares returns a factor for each column of j, so that the sum of the multiplied columns is nearest to wanted.
-// It uses a QR decomposition, with one more row for the damping of each column.
+// leastSquares approximates the column wanted by a linear combination of the columns of j. It returns the coefficient
+// of each column. It uses a QR decomposition, with one more row for the damping of each column.
 func leastSquares(j *mat.Dense, wanted []float64, damping func(column int) float64) ([]float64, error) {
 	rows, columns := j.Dims()
 	a := mat.NewDense(rows+columns, columns, nil)

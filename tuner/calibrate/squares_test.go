@@ -9,9 +9,9 @@ import (
 	"gonum.org/v1/gonum/mat"
 )
 
-// decays returns a problem whose measurements are a sum of exponential decays, with the factors in truth. The residuals
-// have noise with the standard deviation rough.
-func decays(truth []float64, rough float64) problem {
+// decays returns a problem whose measurements are a sum of exponential decays. The slice truth has the factors of the
+// decays. The residuals have random errors with the standard deviation noise.
+func decays(truth []float64, noise float64) problem {
 	n := len(truth)
 	p := problem{step: 1e-3, low: make([]float64, n), high: make([]float64, n)}
 	for k := range truth {
@@ -26,7 +26,7 @@ func decays(truth []float64, rough float64) problem {
 				is += math.Exp(logs[k]) * math.Exp(-x*float64(k))
 				was += truth[k] * math.Exp(-x*float64(k))
 			}
-			residuals = append(residuals, (is-was)/0.01+rough*draw.NormFloat64())
+			residuals = append(residuals, (is-was)/0.01+noise*draw.NormFloat64())
 		}
 		return residuals, nil
 	}
@@ -105,7 +105,7 @@ func TestErrorsIncludeHeldConstants(t *testing.T) {
 	}
 }
 
-// Two columns of a slope cannot be separated if the jumps in them are as large as the difference between them.
+// Two columns of a slope cannot be separated if their jumps are as large as the difference between the columns.
 func TestARoughSlopeCannotSeparate(t *testing.T) {
 	j := slopeOf([]float64{100, 100, 100, 120}, []float64{100, 100, 120, 100})
 	if sharp := separate(j, []bool{false, false}); !sharp.known[0] || !sharp.known[1] {

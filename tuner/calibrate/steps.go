@@ -21,9 +21,9 @@ type metric struct {
 	noise float64 // standard deviation of the figure's logarithm when a probe of 300 requests is repeated
 }
 
-// The noise is from two sweeps made by hand, of one configuration on an H200, with the same 300 requests at the same
-// times. The two differed in p99 TTFT by up to 1 % and once by 6 %, in p99 TPOT by up to 2 %, and in throughput by up
-// to 1.2 %. The noise of the medians was not measured; it is smaller.
+// The noise was measured with two sweeps that were made by hand. Both sweeps measured one configuration on an H200 with
+// the same 300 requests at the same times. The sweeps differed in p99 TTFT by up to 1 % and once by 6 %. They differed
+// in p99 TPOT by up to 2 %, and in throughput by up to 1.2 %. The noise of the medians was not measured; it is smaller.
 var metrics = []metric{
 	{"p50 TTFT", func(m bench.Measurement) float64 { return m.TTFT.P50 }, 0.02},
 	{"p99 TTFT", func(m bench.Measurement) float64 { return m.TTFT.P99 }, 0.04},
@@ -33,27 +33,28 @@ var metrics = []metric{
 }
 
 const (
-	// difference is the step of the numeric derivatives. The scheduler makes predictions jump, and a small step causes
-	// jumps as large as a large step does. So the step is large.
+	// difference is the step of the numeric derivatives. The scheduler makes predictions jump, and these jumps are as
+	// large for a small step as for a large one. The jumps matter less if the step is large.
 	difference = 0.04
 	// typicalReplays is how many replays a fit usually needs for each constant. It is used only to predict the time.
 	typicalReplays = 12
-	// minReplays is how many replays a fit needs at least for each constant: enough for one slope and one step.
+	// minReplays is the smallest number of replays for each constant that a fit needs: enough for one slope and one
+	// step.
 	minReplays = 4
 	// firstPart is the share of the time limit for the first pass.
 	firstPart = 0.5
-	// minScale is the lower limit of the noise that the first pass may find, relative to the expected noise. A few
-	// probes can agree by chance.
+	// minScale is the smallest noise that the second pass uses, as a fraction of the expected noise. The first pass may
+	// find less noise, because a few probes can agree by chance.
 	minScale = 0.25
 )
 
-// noiseOf returns the noise of a metric in a probe. It is the noise for 300 requests times a factor, from 0.5 for many
-// requests to 3 for few.
+// noiseOf returns the noise of a metric in a probe. It is the noise for 300 requests times a factor. The factor goes
+// from 0.5 for many requests to 3 for few requests.
 func (m metric) noiseOf(p trial.Probe) float64 {
 	return m.noise * max(0.5, min(3, math.Sqrt(300/float64(max(1, p.Measurement.Completed)))))
 }
 
-// A row is one measured figure to compare.
+// A row is one measured figure that is compared with its prediction.
 type row struct {
 	candidate, probe int
 	metric           int
@@ -77,8 +78,8 @@ func rows(chosen []*candidate, heldOut bool) (all []row) {
 	return all
 }
 
-// quiet returns the profile without noise. It keeps the jitter, because the mean jitter is part of every step.
-func quiet(p *sim.Profile) *sim.Profile {
+// Quiet returns the profile without noise. It keeps the jitter, because the mean jitter is part of every step.
+func Quiet(p *sim.Profile) *sim.Profile {
 	q := *p
 	q.Noise = sim.Noise{Jitter: p.Noise.Jitter}
 	return &q
@@ -101,7 +102,7 @@ func (c *stepFit) run(ctx context.Context) error {
 	list := fittable(p, stepConstants)
 	c.planned = typicalReplays * len(list)
 	began := time.Now()
-	before, beforeErrs, err := c.predict(ctx, quiet(c.From))
+	before, beforeErrs, err := c.predict(ctx, Quiet(c.From))
 	if err != nil {
 		return err
 	}
@@ -119,7 +120,7 @@ func (c *stepFit) run(ctx context.Context) error {
 	c.result.Converged = f.converged && !c.result.TimeUp
 	fitted, heldOut := rows(c.chosen, false), rows(c.chosen, true)
 	c.record(p, f, "fit", fmt.Sprintf("fit to %s of %s", render.Count(c.result.Fitted, "probe"), render.Count(len(c.chosen), "trial")), "the probes")
-	after, afterErrs, err := c.predict(ctx, quiet(p))
+	after, afterErrs, err := c.predict(ctx, Quiet(p))
 	if err != nil {
 		return err
 	}
@@ -142,8 +143,8 @@ func (c *stepFit) tooShort(replay time.Duration) error {
 		render.Took(c.Limit), render.Count(c.result.Fitted+c.result.HeldOut, "probe"), render.Took(replay), wanted)
 }
 
-// limited calls do with a context that ends after the given part of the time limit. If the time is up, limited returns
-// no error, because the best result so far is used.
+// limited calls a function with a context that ends after the given fraction of the time limit. If the time is up,
+// limited returns no error, because the best result so far is used.
 func (c *stepFit) limited(ctx context.Context, part float64, do func(ctx context.Context) error) error {
 	within := ctx
 	if c.Limit > 0 {
@@ -169,9 +170,9 @@ func (c *stepFit) move(ctx context.Context, f *fit) error {
 		scales[k] = 1
 	}
 	problem := problem{low: low, high: high, step: difference, residuals: func(ctx context.Context, logs []float64) ([]float64, error) {
-		return c.residuals(ctx, quiet(with(c.profile, f.list, logs)), fitted, scales)
+		return c.residuals(ctx, Quiet(withLogs(c.profile, f.list, logs)), fitted, scales)
 	}}
-	if err := c.limited(ctx, firstPart, func(ctx context.Context) error { return f.rough(ctx, problem) }); err != nil {
+	if err := c.limited(ctx, firstPart, func(ctx context.Context) error { return f.fitAll(ctx, problem) }); err != nil {
 		return err
 	}
 	for k := range scales {
@@ -188,7 +189,7 @@ func (c *stepFit) move(ctx context.Context, f *fit) error {
 	return c.limited(ctx, 1-firstPart, func(ctx context.Context) error { return f.refit(ctx, problem) })
 }
 
-// residuals returns log(predicted / measured) / noise for each row.
+// residuals returns log(predicted / measured) / noise for each row. A row is one measured figure.
 func (c *stepFit) residuals(ctx context.Context, p *sim.Profile, of []row, scales []float64) ([]float64, error) {
 	predicted, errs, err := c.predict(ctx, p)
 	if err != nil {

@@ -21,7 +21,7 @@ import (
 )
 
 // A Server serves /healthz and /metrics while a study runs. /healthz reports whether the tuner is alive, not whether an
-// inference server is. So it answers even while a model loads for 20 minutes.
+// inference server is alive. So it answers even while a model loads for 20 minutes.
 type Server struct {
 	Address net.Addr
 
@@ -55,8 +55,9 @@ func Listen(address string) (net.Listener, error) {
 	return socket, nil
 }
 
-// Serve starts a server for the metrics of a study on a socket, and returns at once. trials is the budget of the study.
-func Serve(socket net.Listener, study string, trials int) *Server {
+// Serve starts a server for the metrics of a study on a socket, and returns at once. budget is the number of trials in
+// the study's budget.
+func Serve(socket net.Listener, study string, budget int) *Server {
 	registry := prometheus.NewRegistry()
 	labels := prometheus.Labels{"study": study}
 	gauge := func(name, help string) prometheus.Gauge {
@@ -77,7 +78,7 @@ func Serve(socket net.Listener, study string, trials int) *Server {
 		gpuSeconds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "tuner", Name: "gpu_seconds_total", Help: "GPU time of the finished trials.", ConstLabels: labels}),
 	}
 	registry.MustRegister(s.finished, s.gpuSeconds)
-	s.trials.Set(float64(trials))
+	s.trials.Set(float64(budget))
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))

@@ -12,7 +12,7 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// A Load is the requests of a study, and how its probes send them.
+// A Load has the requests of a study, and says how its probes send them.
 type Load struct {
 	Source workload.Source
 	Seed   uint64 // seed of requests and arrivals
@@ -21,7 +21,8 @@ type Load struct {
 	file *studyfile.File
 }
 
-// open opens the requests. If the file has no lead-in, open computes one from the requests.
+// open opens the requests. A lead-in is uncounted load before a probe's window. If the file has no lead-in, open
+// computes one from the requests.
 func (l *Load) open() (err error) {
 	f := l.file
 	if l.Source, err = workload.Open(f.WorkloadSpec(), l.Seed); err != nil {
@@ -57,7 +58,7 @@ func (l *Load) Window() time.Duration {
 	return max(f.Probe.Window, time.Duration(float64(f.Probe.MinRequests)/max(f.Probe.StartRate, f.Probe.MinRate)*float64(time.Second)))
 }
 
-// confirmWindows is how many times as long as in the search the windows of a confirmation are.
+// confirmWindows is the length of a confirmation's windows, as a multiple of the windows of the search.
 const confirmWindows = 2
 
 // confirm returns the lengths of the probes that confirm a point.
@@ -72,8 +73,8 @@ func (l *Load) confirm() trial.Lengths {
 // NeedsITL reports whether the times between tokens must be recorded.
 func (l *Load) NeedsITL() bool { return l.ITL || l.file.SLO.NeedsITL() }
 
-// CacheText describes the cache protocol, and what share of a probe's prompt tokens the server's prefix cache will
-// hold.
+// CacheText describes the cache protocol. It also says what share of a window's prompt tokens the server's prefix cache
+// will hold.
 func (l *Load) CacheText() string {
 	protocol := l.Protocol()
 	state := "carried from probe to probe"
@@ -109,7 +110,7 @@ func (l *Load) checkBudget() error {
 	least, limit := f.SLO.MinRequests()
 	return fmt.Errorf("%s: budget.gpu_time %s is less than one probe takes: %s for %s (a verdict on %s takes %d), and a trial has about %d probes; "+
 		"raise it, lower probe.min_requests or probe.seconds, or choose a lower percentile",
-		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), render.Count(l.Requests(), "request"), limit, least, TypicalProbes)
+		f.Path, render.Span(f.Budget.GPUTime), render.Span(probe), render.Count(l.Requests(), "request"), limit, least, typicalProbes)
 }
 
 // checkRequests returns an error if the workload is too small for a probe. It also reports skipped rows and repeated

@@ -21,9 +21,10 @@ import (
 
 // A Machine is the machine that a study's server and load generator run on.
 type Machine struct {
-	GPUs []gpu.GPU // GPUs that the server will use; set by Check
+	GPUs []gpu.GPU // GPUs that a server with server.args alone will use; set by Check
 
 	server *Server
+	most   int // number of GPUs of the largest server of the study; set by Check
 }
 
 // GPUSource returns the program or exporter that reports the GPUs of a study's server. It returns nil if the server is
@@ -50,12 +51,11 @@ func (m *Machine) Check(ctx context.Context, say Say) error {
 	machine := host.Reader{}.Read()
 	var errs []error
 	for _, f := range host.Check(machine, m.need()) {
-		text := fmt.Sprintf("%s: %s, wanted %s; %s", f.What, f.Have, f.Need, f.Remedy)
 		switch f.Severity {
 		case host.Error:
-			errs = append(errs, errors.New(text))
+			errs = append(errs, errors.New(f.TextWithRemedy()))
 		case host.Warning:
-			say(Warning, "%s", text)
+			say(Warning, "%s", f.TextWithRemedy())
 		}
 	}
 	if len(errs) > 0 {
@@ -81,10 +81,21 @@ func (m *Machine) checkGPUs(ctx context.Context, say Say) error {
 		return inputf("%s: server.gpu: %w", m.server.file.Path, err)
 	}
 	m.GPUs = serverctl.OwnGPUs(reading, m.server.Env, m.server.file.Server.Args)
-	for _, g := range m.GPUs {
+	all, err := layouts(m.server.file)
+	if err != nil {
+		return err
+	}
+	if usable := len(gpu.Visible(reading, m.server.Lookup)); usable > 0 { // without GPUs vLLM may run on the CPU
+		if err := m.checkLayouts(all, usable); err != nil {
+			return InputError{err}
+		}
+	}
+	largest := serverctl.OwnGPUs(reading, m.server.Env, largest(all).args)
+	m.most = len(largest)
+	for _, g := range largest {
 		used := ""
 		if g.UsedMiB != nil && g.TotalMiB != nil {
-			used = fmt.Sprintf(", %.1f of %.1f GiB in use", *g.UsedMiB/1024, *g.TotalMiB/1024)
+			used = fmt.Sprintf(", %s of %s in use", render.Mebibytes(*g.UsedMiB), render.Mebibytes(*g.TotalMiB))
 		}
 		say("gpu", "%d: %s, driver %s%s", g.Index, g.Name, g.Driver, used)
 		if doctor.InUse(g) {
@@ -97,23 +108,23 @@ func (m *Machine) checkGPUs(ctx context.Context, say Say) error {
 // need returns what the machine must have. The number of requests in flight is known only for a sweep over
 // concurrencies.
 func (m *Machine) need() host.Need {
-	need := host.Need{GPUs: len(m.GPUs), GeneratorCores: 1, Streams: host.DefaultStreams}
+	need := host.Need{GPUs: m.most, GeneratorCores: 1, Streams: host.DefaultStreams}
 	if sweep := m.server.file.Sweep; sweep != nil && len(sweep.Concurrencies) > 0 {
 		need.Streams, need.Certain = min(slices.Max(sweep.Concurrencies), sweep.Requests), true
 	}
 	return need
 }
 
-// MoreCores returns advice for a study whose load generator was late: how many cores it needs.
+// MoreCores returns advice for a study whose load generator was late. It says how many cores the study needs.
 func (m *Machine) MoreCores() string {
 	have := host.Reader{}.Read().Cores.Usable
-	need := host.Need{GPUs: len(m.GPUs), GeneratorCores: 1}.Filled().Cores
+	need := host.Need{GPUs: m.most, GeneratorCores: 1}.Filled().Cores
 	return fmt.Sprintf("the server and the load generator may use %.3g cores on this machine, but they need %.3g cores on which nothing else runs: "+
 		"run the study on such a machine (in Kubernetes, set both the CPU request and limit to that); the same command continues it there", have, need)
 }
 
-// gpuNames returns the kinds and numbers of the GPUs that the server will use, such as "2 × NVIDIA H200". It leaves out
-// their indexes, because two GPUs of one kind count as equal.
+// gpuNames returns the kinds of the GPUs that the server will use, and the number of each kind, such as "2 × NVIDIA
+// H200". It leaves out their indexes, because two GPUs of one kind count as equal.
 func (m *Machine) gpuNames() string {
 	counts := lo.CountValuesBy(m.GPUs, func(g gpu.GPU) string {
 		if g.MIG == "" {

@@ -14,19 +14,20 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// Gallop is the factor between the first two rates of a capacity search. With 1.35, a search takes about four probes if
-// the hint is right within a third (measured with simulated engines, hint error 0.35 in log rate).
+// Gallop is the factor between the first two rates of a capacity search. A search begins at a hint, which is a guessed
+// capacity. With 1.35, a search takes about four probes if the hint is right within a third. This was measured with
+// simulated engines, at a hint error of 0.35 in log rate.
 const Gallop = 1.35
 
-// TypicalStart and TypicalProbes are used to estimate the time of a trial. TypicalStart is how long a 70B model takes
-// to load from a disk cache. TypicalProbes is the mean number of probes of searches on simulated engines.
+// typicalStart and typicalProbes are used to estimate the time of a trial. typicalStart is how long a 70B model takes
+// to load from a disk cache. typicalProbes is the mean number of probes of searches on simulated engines.
 const (
-	TypicalStart  = 150 * time.Second
-	TypicalProbes = 4
-	TypicalRace   = 2 // mean number of probes in a race, and in a confirmation
+	typicalStart  = 150 * time.Second
+	typicalProbes = 4
+	typicalRace   = 2 // mean number of probes in a race, and in a confirmation
 )
 
-// Runner returns a Runner with the settings of the plan. The caller must set its Start.
+// Runner returns a Runner with the settings of the plan. The caller must set the field Start.
 func (p *Plan) Runner() *trial.Runner {
 	f := p.File
 	return &trial.Runner{

@@ -24,7 +24,7 @@ func inputf(format string, args ...any) error { return InputError{fmt.Errorf(for
 type Plan struct {
 	File    *studyfile.File
 	Load    *Load
-	Search  *Search // without space and sampler for a sweep
+	Search  *Search // for a sweep, the search has no space and no sampler
 	Server  *Server
 	Machine *Machine
 }
@@ -35,14 +35,7 @@ func Open(file *studyfile.File) (*Plan, error) {
 		return nil, inputf("%s: there are no parameters to search; add some, or measure its configs with `tuner sweep %s`", file.Path, file.Path)
 	}
 	p := newPlan(file)
-	return p.open(p.openServer, p.openSearch)
-}
-
-// OpenSweep opens a sweep. It has a server and a load, but nothing to search.
-func OpenSweep(file *studyfile.File) (*Plan, error) {
-	p := newPlan(file)
-	p.Load.Seed, p.Load.ITL = file.Sweep.Seed, true
-	return p.open(p.openServer)
+	return p.open(p.openServer, p.openSearch, p.Search.checkCommand)
 }
 
 // OpenSearch opens the workload and the search. It does not check the server, which may be on another machine.

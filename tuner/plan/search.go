@@ -1,22 +1,28 @@
 package plan
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
+	"os/exec"
+	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/samber/lo"
 
+	"vllmtuner/serverctl/sim"
 	"vllmtuner/tuner/sampler"
 	"vllmtuner/tuner/space"
 	"vllmtuner/tuner/studyfile"
 )
 
-// A Search is the points that a study may try, and the sampler that chooses among them.
+// A Search has the points that a study may try, and the sampler that chooses among them.
 type Search struct {
 	Space   *space.Space
-	Sampler sampler.Sampler
-	Current space.Point // nil if the file has none
+	Sampler sampler.Sampler // nil if a program of the user chooses the points
+	Current space.Point     // nil if the file has none
 
 	file *studyfile.File
 }
@@ -27,8 +33,16 @@ func (s *Search) open() (err error) {
 	if s.Space, err = file.Space(); err != nil {
 		return err
 	}
+	if name := file.Prior.Profile; name != "" {
+		if _, err := sim.LoadProfile(name); err != nil {
+			return fmt.Errorf("%s: prior: %w", file.Path, err)
+		}
+	}
 	if s.Current, err = file.CurrentPoint(); err != nil {
 		return err
+	}
+	if file.Sampler.Name == studyfile.Ask {
+		return nil
 	}
 	if s.Sampler, err = sampler.New(file.Sampler.Name, s.Space, file.Sampler.Seed, file.Budget.Trials); err != nil {
 		return fmt.Errorf("%s: sampler: %w", file.Path, err)
@@ -36,9 +50,39 @@ func (s *Search) open() (err error) {
 	return nil
 }
 
+// checkCommand returns an error if the program that chooses the points is missing.
+func (s *Search) checkCommand() error {
+	if s.file.Sampler.Name != studyfile.Ask {
+		return nil
+	}
+	program := s.file.Sampler.Command[0]
+	if strings.Contains(program, "/") && !filepath.IsAbs(program) { // the program starts in the directory of the study file
+		dir, err := filepath.Abs(filepath.Dir(s.file.Path))
+		if err != nil {
+			return err
+		}
+		program = filepath.Join(dir, program)
+	}
+	if _, err := exec.LookPath(program); err != nil {
+		if missing, ok := errors.AsType[*fs.PathError](err); ok { // exec.Error would name the path twice
+			err = missing
+		}
+		return fmt.Errorf("%s: sampler.command: %w; correct it, or give the program's full path", s.file.Path, err)
+	}
+	return nil
+}
+
 // Names returns the names of the searched flags.
 func (s *Search) Names() []string {
 	return lo.Map(s.file.Parameters, func(parameter space.Parameter, _ int) string { return parameter.Name })
+}
+
+// Variables returns the names of the searched environment variables.
+func (s *Search) Variables() []string {
+	if s.Space == nil { // a sweep searches nothing
+		return nil
+	}
+	return s.Space.Variables()
 }
 
 // checkLegal returns an error if no point keeps the constraints.
@@ -53,8 +97,9 @@ func (s *Search) checkLegal() error {
 	return nil
 }
 
-// checkLongest refuses a max-model-len, fixed or searched, that is shorter than longest, the workload's longest request.
-func (s *Search) checkLongest(longest int) error {
+// checkLongest refuses a max-model-len, fixed or searched, that is too short for the workload's longest request.
+// longestRequest is the length of this request in tokens.
+func (s *Search) checkLongest(longestRequest int) error {
 	const flag = "max-model-len"
 	shortest := studyfile.MaxModelLen(s.file.Server.Args)
 	remedy := "raise it in server.args"
@@ -66,8 +111,8 @@ func (s *Search) checkLongest(longest int) error {
 			}
 		}
 	}
-	if shortest > 0 && longest > shortest {
-		return fmt.Errorf("%s: %s %d is less than the workload's longest request of %d tokens; %s", s.file.Path, flag, shortest, longest, remedy)
+	if shortest > 0 && longestRequest > shortest {
+		return fmt.Errorf("%s: %s %d is less than the workload's longest request of %d tokens; %s", s.file.Path, flag, shortest, longestRequest, remedy)
 	}
 	return nil
 }

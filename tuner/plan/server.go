@@ -86,6 +86,10 @@ func (s *Server) checkSimulated() error {
 		return err
 	}
 	for _, parameter := range s.file.Parameters {
+		if space.IsVariable(parameter.Name) {
+			return fmt.Errorf("%s: parameters.%s: the simulated server reads no environment variable, so all its values would give the same figures; "+
+				"remove it, or search it on a real server", s.file.Path, parameter.Name)
+		}
 		if parameter.Name != space.SpeculativeTokens && !sim.Models(parameter.Name) {
 			remedy := "remove it, or search it on a real server"
 			if near := space.Nearest(parameter.Name, sim.Modelled()); near != "" {
@@ -98,8 +102,8 @@ func (s *Server) checkSimulated() error {
 	return nil
 }
 
-// checkFlags checks that the server knows the flags in args. If ask is false, it does not ask a real server.
-func (s *Server) checkFlags(ctx context.Context, args []string, say Say, ask bool) error {
+// checkFlags checks that the server knows the flags in args. If askServer is false, it does not ask a real server.
+func (s *Server) checkFlags(ctx context.Context, args []string, say Say, askServer bool) error {
 	if name := s.file.Server.Simulate; name != "" {
 		profile, err := sim.LoadProfile(name)
 		if err != nil {
@@ -115,7 +119,7 @@ func (s *Server) checkFlags(ctx context.Context, args []string, say Say, ask boo
 		return inputf("%s: vLLM accepts no such value: %s; correct it in server.args, server.current or parameters", s.file.Path, strings.Join(refused, "; "))
 	}
 	command := strings.Join(s.file.Server.Command, " ")
-	if !ask {
+	if !askServer {
 		say("server", "%s exists; its flags are not checked", command)
 		return nil
 	}
@@ -148,6 +152,17 @@ func (s *Server) Weights() ([]weights.File, string, error) {
 // NeedsWeights reports whether the servers load weights. Simulated servers and servers with --load-format dummy do not.
 func (s *Server) NeedsWeights() bool {
 	return s.file.Server.Simulate == "" && s.file.FixedArg("load-format") != "dummy"
+}
+
+// UseCopy makes the servers load the model from the directory of its copy, and returns the copy's files. If the model is
+// a GGUF file, the copy is the directory of this file, and the servers load the file with the same name in it.
+func (s *Server) UseCopy(dir string) ([]weights.File, error) {
+	s.Model = dir
+	if info, err := os.Stat(s.file.Model); err == nil && !info.IsDir() {
+		s.Model = filepath.Join(dir, filepath.Base(s.file.Model))
+	}
+	files, _, err := weights.Files(weights.Model{Name: s.Model})
+	return files, err
 }
 
 // checkWeights returns an error if the model's directory lacks weights. A model that is not on this machine is no

@@ -43,7 +43,7 @@ func (p *Plan) Begin(version string) (studies.New, error) {
 	return study, nil
 }
 
-// World returns what must not change during the study: settings of the file and a hash of the dataset.
+// World returns what must not change during the study: settings of the study file and a hash of the dataset.
 func (p *Plan) World() (map[string]string, error) {
 	world := p.File.World()
 	path := p.File.WorkloadSpec().Path

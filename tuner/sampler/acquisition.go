@@ -22,30 +22,35 @@ const (
 type candidate struct {
 	point space.Point
 	row   row
-	gain  float64 // ln of the expected improvement, in ln units of the capacity, times the probability to run
+	gain  float64 // ln of the expected improvement (in ln units of the capacity) times the probability that the server runs
 	score float64 // ln of the gain per GPU time
 }
 
 // A belief is what the model knows after a history.
 type belief struct {
-	lessons
+	trainingSet
 	processes []*process // one for each drawn vector of hyperparameters
-	best      []float64  // by process: the highest mean at a measured point
+	best      []float64  // for each process, the highest mean at a measured point
 	feasible  *process   // nil while no point was infeasible
-	boldness  float64    // factor of the standard deviations
+	boldness  float64    // factor by which the standard deviations are multiplied
 }
 
-// newBelief fits the model. It needs two values.
-func newBelief(s *space.Space, l lessons, rng *rand.Rand) *belief {
-	b := &belief{lessons: l, boldness: 1}
-	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread}
-	measured := l.own // what priors promise is still to be had here
+// newBelief fits the model. It needs at least minValues values.
+func newBelief(s *space.Space, l trainingSet, rng *rand.Rand) *belief {
+	return newBeliefOf(vectors, s, l, rng)
+}
+
+// newBeliefOf fits the model with n vectors of hyperparameters.
+func newBeliefOf(n int, s *space.Space, l trainingSet, rng *rand.Rand) *belief {
+	b := &belief{trainingSet: l, boldness: 1}
+	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread, centres: l.centres()}
+	measured := l.own // priors were not measured here, so this study may still improve up to their capacities
 	if len(measured) == 0 {
 		measured = rowsOf(l.values)
 	}
-	for _, z := range h.sample(l.values, rng) {
+	for _, z := range h.sample(n, l.values, rng) {
 		k, data := h.model(z, l.values)
-		p := settle(k, l.mean, data, 3)
+		p := fitBounds(k, data, 3)
 		means, _ := p.predict(measured)
 		b.best = append(b.best, slices.Max(means))
 		b.processes = append(b.processes, p.believe(l.pending))
@@ -54,8 +59,8 @@ func newBelief(s *space.Space, l lessons, rng *rand.Rand) *belief {
 	return b
 }
 
-// believe returns the process as if the points had been measured and were what it expects (Ginsbourger's kriging
-// believer). So parallel trials spread out.
+// believe returns the process with the points as further data. The value of each point is the value that the process
+// expects at the point (Ginsbourger's kriging believer). Parallel trials therefore spread out.
 func (p *process) believe(points []row) *process {
 	if len(points) == 0 {
 		return p
@@ -65,24 +70,25 @@ func (p *process) believe(points []row) *process {
 	for i, r := range points {
 		data = append(data, datum{row: r, value: means[i], variance: 1e-4})
 	}
-	return condition(p.kernel, p.mean, data)
+	return condition(p.kernel, data)
 }
 
-// newFeasibility returns a model of whether points run: a process that is above 0 where they do. A crash needs no
-// precise model, so its hyperparameters are fixed. The linear part carries the border over the whole space.
-func newFeasibility(dimensions []dimension, l lessons) *process {
+// newFeasibility returns a model of which points run: a process that is above 0 at these points. A crash needs no
+// precise model, so the hyperparameters of this process are fixed. The linear part extends the border between points
+// that run and points that fail over the whole space.
+func newFeasibility(dimensions []dimension, l trainingSet) *process {
 	if l.failed == 0 {
 		return nil
 	}
-	k := kernel{dimensions: dimensions, signal: 1, constant: 1, linear: 9}
+	k := kernel{dimensions: dimensions, mean: 1, signal: 1, constant: 1, linear: 9}
 	for range dimensions {
 		k.inverse, k.alike = append(k.inverse, 1/0.5), append(k.alike, 0.7)
 	}
-	return settle(k, 1, slices.Clone(l.labels), 8)
+	return fitBounds(k, slices.Clone(l.labels), 8)
 }
 
-// runs returns the probability that a server runs, for each row.
-func (b *belief) runs(rows []row) []float64 {
+// runProbabilities returns the probability that a server runs, for each row.
+func (b *belief) runProbabilities(rows []row) []float64 {
 	all := make([]float64, len(rows))
 	for i := range all {
 		all[i] = 1
@@ -97,8 +103,8 @@ func (b *belief) runs(rows []row) []float64 {
 	return all
 }
 
-// judge gives the candidates their gains and scores. The improvement is over the best mean at a measured point, averaged
-// over the drawn hyperparameters. A point that does not run costs its start alone.
+// judge gives the candidates their gains and scores. The improvement of a candidate is measured from the best mean at a
+// measured point. It is averaged over the drawn hyperparameters. A point that does not run costs only its start.
 func (b *belief) judge(all []candidate) {
 	rows := make([]row, len(all))
 	for i := range all {
@@ -110,16 +116,17 @@ func (b *belief) judge(all []candidate) {
 			all[j].gain = addLog(all[j].gain, logImprovement(means[j]-b.best[i], b.boldness*math.Sqrt(variances[j])))
 		}
 	}
-	for i, runs := range b.runs(rows) {
+	for i, runs := range b.runProbabilities(rows) {
 		all[i].gain += math.Log(runs) - math.Log(float64(max(1, len(b.processes))))
-		if len(b.processes) == 0 { // nothing is known but which points do not run
+		if len(b.processes) == 0 { // the model only knows which points do not run
 			all[i].gain = math.Log(runs)
 		}
 		all[i].score = all[i].gain - math.Log(b.start+runs*(1-b.start))
 	}
 }
 
-// logImprovement is ln E[max(0, x)] for a normal x. Written with ln it does not underflow far below 0.
+// logImprovement is ln E[max(0, x)] for a normal x. The computation uses logarithms, so it does not underflow for a
+// mean far below 0.
 func logImprovement(mean, sd float64) float64 {
 	z := mean / sd
 	switch {
@@ -142,20 +149,20 @@ func addLog(a, b float64) float64 {
 	return a + math.Log1p(math.Exp(b-a))
 }
 
-// candidates returns the judged candidates, the best first.
-func (b *belief) candidates(o *opening, history []studies.Trial, rng *rand.Rand) []candidate {
+// candidates returns candidates with their gains and scores, the highest score first.
+func (b *belief) candidates(filter *pointFilter, history []studies.Trial, rng *rand.Rand) []candidate {
 	var all []candidate
-	dims := len(o.space.Parameters())
+	dims := len(filter.space.Parameters())
 	if dims == 0 {
 		return nil // the only point is the server's default
 	}
 	known := map[string]bool{}
 	add := func(u []float64) {
-		p := o.space.Sample(u)
+		p := filter.space.Sample(u)
 		if name := p.String(); !known[name] {
 			known[name] = true
-			if o.has(p) {
-				all = append(all, candidate{point: p, row: rowOf(o.space, p)})
+			if filter.allows(p) {
+				all = append(all, candidate{point: p, row: b.row(filter.space, p)})
 			}
 		}
 	}
@@ -167,17 +174,20 @@ func (b *belief) candidates(o *opening, history []studies.Trial, rng *rand.Rand)
 		add(u)
 	}
 	centres := b.bestPoints(history, 5)
+	for _, t := range b.trends {
+		centres = append(centres, t.best...)
+	}
 	for i := range nearBest * min(1, len(centres)) {
-		u, _ := o.space.Unit(centres[i%len(centres)])
-		add(near(o.space, u, []float64{0.03, 0.1, 0.25}[rng.IntN(3)], rng))
+		u, _ := filter.space.Unit(centres[i%len(centres)])
+		add(neighbour(filter.space, u, []float64{0.03, 0.1, 0.25}[rng.IntN(3)], rng))
 	}
 	b.judge(all)
 	byScore := func(x, y candidate) int { return cmp.Compare(y.score, x.score) }
 	slices.SortStableFunc(all, byScore)
 	first := len(all)
 	for i := range nearTop * min(1, first) {
-		u, _ := o.space.Unit(all[i%min(4, first)].point)
-		add(near(o.space, u, []float64{0.02, 0.07}[rng.IntN(2)], rng))
+		u, _ := filter.space.Unit(all[i%min(4, first)].point)
+		add(neighbour(filter.space, u, []float64{0.02, 0.07}[rng.IntN(2)], rng))
 	}
 	b.judge(all[first:])
 	slices.SortStableFunc(all, byScore)
@@ -195,7 +205,7 @@ func (b *belief) bestPoints(history []studies.Trial, n int) []space.Point {
 	return points
 }
 
-// ranking returns the indexes of the values, the one with the highest mean first.
+// ranking returns the indexes of the belief's values. The value with the highest mean comes first.
 func (b *belief) ranking() []int {
 	means := b.means()
 	order := make([]int, len(b.values))
@@ -206,7 +216,7 @@ func (b *belief) ranking() []int {
 	return order
 }
 
-// means returns the expected ln capacity at the points of the values.
+// means returns the expected ln capacity at the point of each of the belief's values.
 func (b *belief) means() []float64 {
 	sum := make([]float64, len(b.values))
 	for _, p := range b.processes {
@@ -218,11 +228,11 @@ func (b *belief) means() []float64 {
 	return sum
 }
 
-// near returns a random neighbour of a place in the unit cube.
-func near(s *space.Space, u []float64, radius float64, rng *rand.Rand) []float64 {
+// neighbour returns a random neighbour of a point in the unit cube.
+func neighbour(s *space.Space, u []float64, radius float64, rng *rand.Rand) []float64 {
 	v := slices.Clone(u)
 	parameters := s.Parameters()
-	must := rng.IntN(len(v)) // at least one value changes
+	must := rng.IntN(len(v)) // the value at this index always changes
 	for i := range v {
 		switch {
 		case i != must && rng.Float64() < 0.5:

@@ -10,19 +10,20 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// The flags that decide how much memory a server of vLLM takes, and how much it needs for its KV cache.
+// These flags decide how much memory a server of vLLM takes, and how much it needs for its KV cache.
 const (
 	utilizationFlag = "gpu-memory-utilization"
 	seqsFlag        = "max-num-seqs"
 	tokensFlag      = "max-num-batched-tokens"
 )
 
-// memoryNeutral are numbers that only steer the scheduler. Servers that differ in them need the same memory.
+// memoryNeutral are the names of numeric flags that only steer the scheduler. Servers that differ in these flags need
+// the same memory.
 var memoryNeutral = []string{
 	"long-prefill-token-threshold", "max-num-partial-prefills", "max-long-partial-prefills", "stream-interval",
 }
 
-// A backstop knows the points that cannot run, because a point that asks for no more memory did not run either.
+// A backstop forbids points that are at least as short of memory as a point that failed.
 type backstop struct {
 	space  *space.Space
 	failed []failedPoint
@@ -57,8 +58,8 @@ func (b *backstop) forbids(p space.Point) bool {
 }
 
 // worse reports whether p is at least as short of memory as the failed point. More sequences and more batched tokens
-// always need more. More utilization leaves less memory outside the KV cache, and less utilization a smaller cache.
-// All other flags must be equal, because nobody knows which way they act.
+// always need more memory. More utilization leaves less memory outside the KV cache, and less utilization leaves a
+// smaller cache. All other flags must be equal, because nobody knows which way they act.
 func (b *backstop) worse(p space.Point, failed failedPoint) bool {
 	parameters := b.space.Parameters()
 	for i := range parameters {
@@ -81,40 +82,40 @@ func (b *backstop) worse(p space.Point, failed failedPoint) bool {
 	return true
 }
 
-// atLeast reports whether both texts are numbers, and a is not the smaller one.
+// atLeast reports whether the texts a and b are both numbers, and a is not the smaller one.
 func atLeast(p *space.Parameter, a, b string) bool {
 	x, errX := p.Number(a)
 	y, errY := p.Number(b)
 	return errX == nil && errY == nil && x >= y
 }
 
-// An opening says which points a search may still try.
-type opening struct {
+// A pointFilter says which points a search may still try.
+type pointFilter struct {
 	space    *space.Space
 	tried    map[string]bool
 	backstop *backstop
 }
 
-func newOpening(s *space.Space, history []studies.Trial) *opening {
-	return &opening{s, tried(history), newBackstop(s, history)}
+func newPointFilter(s *space.Space, history []studies.Trial) *pointFilter {
+	return &pointFilter{s, Tried(history), newBackstop(s, history)}
 }
 
-// has reports whether p is legal, untried, and not known to be short of memory.
-func (o *opening) has(p space.Point) bool {
-	return !o.tried[p.String()] && o.space.Check(p) == nil && !o.backstop.forbids(p)
+// allows reports whether p is legal, untried, and not known to be short of memory.
+func (f *pointFilter) allows(p space.Point) bool {
+	return !f.tried[p.String()] && f.space.Check(p) == nil && !f.backstop.forbids(p)
 }
 
-// draw returns a random open point. If none is found, a point that is known to be short of memory is better than the
-// end of the study, because the memory may have been short by chance.
-func (o *opening) draw(rng *rand.Rand) (space.Point, error) {
+// draw returns a random allowed point. If it finds none, it also takes points that are known to be short of memory.
+// Going on is better than ending the study, because the memory may have been short by chance.
+func (f *pointFilter) draw(rng *rand.Rand) (space.Point, error) {
 	for range maxDraws {
-		u := make([]float64, len(o.space.Parameters()))
+		u := make([]float64, len(f.space.Parameters()))
 		for i := range u {
 			u[i] = rng.Float64()
 		}
-		if p := o.space.Sample(u); o.has(p) {
+		if p := f.space.Sample(u); f.allows(p) {
 			return p, nil
 		}
 	}
-	return draw(o.space, rng, o.tried)
+	return draw(f.space, rng, f.tried)
 }

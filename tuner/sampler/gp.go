@@ -13,20 +13,27 @@ import (
 // modelTrials is the number of finished trials that the model needs. Until then points fill the space evenly.
 const modelTrials = 4
 
-// minValues is the number of capacities that the model needs.
-const minValues = 2
+// minValues returns the number of capacities that the model needs. With a trend, one capacity is enough, because the
+// trend has the shape of the capacity already.
+func (l *trainingSet) minValues() int {
+	if len(l.trends) > 0 {
+		return 1
+	}
+	return 2
+}
 
-// evenBoldness is the factor of the standard deviations in trials with an even number. The odd ones look closer at what
-// is good, the even ones at what is unknown. See GP.
+// evenBoldness is the factor of the standard deviations in trials with an even number. Trials with an odd number search
+// near good points, and those with an even number search where little is known. The comment of GP has the measurements.
 const evenBoldness = 1.6
 
-// A GP is Bayesian optimisation with a Gaussian process over the logarithm of the capacity. It takes the candidate with
-// the largest expected improvement per GPU time.
+// A GP is a sampler that does Bayesian optimisation: it models the logarithm of the capacity with a Gaussian process.
+// It takes the candidate with the largest expected improvement per expected GPU time.
 //
-// The table is the regret of the reported point in %: the recommended one for gp, and for the others the one that
-// measured best. It has the medians after 10, 20 and 30 trials, and the 90th percentile after 30, over 60 seeds of
-// TestRegretTable, with the server's default first. "shared" gives all trials most of their error in common. "estimated"
-// drops half of the clear losers with an estimate of 15 % error.
+// The table shows the regret of the reported point in %. For gp this is the recommended point, and for the others the
+// point that measured best. The columns are the medians after 10, 20 and 30 trials, and the 90th percentile after 30.
+// The figures come from 60 seeds of TestRegretTable. Trial 0 is the server's default. With "shared", most of the error
+// is the same in all trials. With "estimated", half of the clear losers are dropped. Their estimates have an error of
+// 15 %.
 //
 //	                                        gp                 tpe               random
 //	                             10   20   30  p90    10   20   30  p90    10   20   30  p90
@@ -55,10 +62,11 @@ const evenBoldness = 1.6
 //	speculative 8 % shared      27.8 11.2  5.4 15.9   28.9 18.3 13.6 22.1   38.4 30.7 26.4 37.1
 //	speculative 5 % estimated   27.3 18.1  9.7 18.3   31.6 20.9 15.0 26.3   38.9 31.7 26.4 37.3
 //
-// The settings were chosen on other seeds of the same surfaces, 20 to 30 for each setting, at 5 % noise. That is few:
-// two settings whose total of mean regrets differs by less than 7 % may be equal. One vector of hyperparameters instead
-// of eight raises the total by 7 %. Bold trials lower it by 5 %, and the sum of the six 90th percentiles after 30 trials
-// from 115 to 77 %. They were the best of five ways to explore, so part of that is luck. These changes did not help: an
+// The settings were chosen on other seeds of the same surfaces, 20 to 30 for each setting, at 5 % noise. So few seeds
+// leave an error: two settings whose total of mean regrets differs by less than 7 % may be equal. One vector of
+// hyperparameters instead of eight raises the total by 7 %. Bold trials (see evenBoldness) lower the total by 5 %,
+// which may be chance. But they lower the sum of the six 90th percentiles after 30 trials from 115 to 77 %. Bold trials
+// were chosen as the best of five ways to explore, so part of this gain is luck. These changes did not help: an
 // additive part of the kernel, wider priors of the lengths, less likeness between choices, one bold trial in four, and
 // three times as many samples of the hyperparameters.
 //
@@ -75,10 +83,10 @@ func newGP(s *space.Space, seed uint64) *GP {
 
 // Next returns a point of the design at the start, and later the candidate that promises the most.
 func (g *GP) Next(number int, history []studies.Trial) (space.Point, error) {
-	open := newOpening(g.space, history)
+	filter := newPointFilter(g.space, history)
 	l := learn(g.space, number, history)
 	if !l.enough() && 0 <= number && number < len(g.design) {
-		if p := g.space.Sample(g.design[number]); open.has(p) {
+		if p := g.space.Sample(g.design[number]); filter.allows(p) {
 			return p, nil
 		}
 	}
@@ -86,42 +94,46 @@ func (g *GP) Next(number int, history []studies.Trial) (space.Point, error) {
 	if number%2 == 0 {
 		b.boldness = evenBoldness
 	}
-	if all := b.candidates(open, history, stream(g.seed, "gp candidates", number)); len(all) > 0 {
+	if all := b.candidates(filter, history, stream(g.seed, "gp candidates", number)); len(all) > 0 {
 		return all[0].point, nil
 	}
-	return open.draw(stream(g.seed, "gp instead", number))
+	return filter.draw(stream(g.seed, "gp instead", number))
 }
 
-// Promise returns the largest improvement that the trial of that number is expected to bring, in ln units of the
-// capacity: 0.01 is about 1 % of the best. It is +Inf while the model has too few trials, and 0 when no untried point is
-// left.
+// Promise returns the largest improvement that the trial with the given number is expected to bring, in ln units of the
+// capacity: 0.01 is about 1 % of the best. While the model has too few trials, Promise returns +Inf. When no untried
+// point is left, it returns 0.
 func (g *GP) Promise(number int, history []studies.Trial) float64 {
 	l := learn(g.space, number, history)
-	if !l.enough() || len(l.values) < minValues {
+	if !l.enough() || len(l.values) < l.minValues() {
 		return math.Inf(1)
 	}
 	gain := math.Inf(-1)
 	b := g.believe(number, l)
-	for _, c := range b.candidates(newOpening(g.space, history), history, stream(g.seed, "gp candidates", number)) {
+	for _, c := range b.candidates(newPointFilter(g.space, history), history, stream(g.seed, "gp candidates", number)) {
 		gain = max(gain, c.gain)
 	}
 	return math.Exp(gain)
 }
 
-// enough reports whether the model replaces the design.
-func (l *lessons) enough() bool { return len(l.values)+l.failed >= modelTrials }
-
-// believe fits the model to the lessons. With too few values it only knows which points fail.
-func (g *GP) believe(number int, l lessons) *belief {
-	if len(l.values) >= minValues {
-		return newBelief(g.space, l, stream(g.seed, "gp", number))
-	}
-	return &belief{lessons: l, feasible: newFeasibility(dimensions(g.space, l.rows()), l)}
+// enough reports whether there are enough trials for the model to replace the design (the first points, which fill the
+// space evenly).
+func (l *trainingSet) enough() bool {
+	return len(l.values)+l.failed >= modelTrials || len(l.trends) > 0 && len(l.values) >= l.minValues()
 }
 
-// Recommend returns the numbers of the n best measured trials, the best first. They are ranked by what the model
-// expects of their points, not by what they measured: the highest of many measurements is mostly luck. Of trials with
-// the same point the first one counts. Trials that never passed a probe follow only if no trial has passed one.
+// believe fits the model to the training set. With too few values the model only knows which points fail.
+func (g *GP) believe(number int, l trainingSet) *belief {
+	if len(l.values) >= l.minValues() {
+		return newBelief(g.space, l, stream(g.seed, "gp", number))
+	}
+	return &belief{trainingSet: l, feasible: newFeasibility(dimensions(g.space, l.rows()), l)}
+}
+
+// Recommend returns the numbers of the n best measured trials, the best first. It ranks the trials by the capacities
+// that the model expects, not by the measured capacities: the highest of many measurements is mostly luck. Of several
+// trials with the same point, only the first one counts. Trials that never passed a probe are returned only if no trial
+// has passed one.
 func Recommend(s *space.Space, seed uint64, history []studies.Trial, n int) []int {
 	expected := expectations(s, seed, history)
 	var order []int // indexes of the history
@@ -147,8 +159,9 @@ func Recommend(s *space.Space, seed uint64, history []studies.Trial, n int) []in
 
 func hasPassed(t studies.Trial) bool { return t.Result.Capacity.Met() || t.Result.Capacity.Low > 0 }
 
-// expectations returns the expected ln capacity of the measured trials by their index. A trial whose point is not fully
-// known, such as the server's default, stands for itself: its value is drawn towards the mean by its error.
+// expectations returns the expected ln capacity of each measured trial, by the trial's index. The model cannot predict
+// a point that is not fully known, such as the server's default. Such a trial keeps its own value. The value is moved
+// towards the mean according to its error.
 func expectations(s *space.Space, seed uint64, history []studies.Trial) map[int]float64 {
 	l := learn(s, -1, history)
 	expected := map[int]float64{}
@@ -159,13 +172,13 @@ func expectations(s *space.Space, seed uint64, history []studies.Trial) map[int]
 		}
 		if d, ok := valueOf(t); ok && !math.IsNaN(d.value) {
 			trust := 1.0
-			if len(l.values) >= minValues {
+			if len(l.values) >= l.minValues() {
 				trust = l.spread * l.spread / (l.spread*l.spread + d.err*d.err)
 			}
 			expected[i] = l.mean + trust*(d.value-l.mean)
 		}
 	}
-	if len(l.values) < minValues {
+	if len(l.values) < l.minValues() {
 		return expected
 	}
 	b := newBelief(s, l, stream(seed, "recommend", len(history)))

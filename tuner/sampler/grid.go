@@ -21,7 +21,7 @@ const (
 )
 
 // A grid has all combinations of all choices and of evenly spaced levels of the numbers (a full factorial). The seed
-// decides their order.
+// decides the order of the points.
 type grid struct {
 	points []space.Point
 }
@@ -108,7 +108,7 @@ func factorial(s *space.Space, levels [][]string) []space.Point {
 
 // Next returns the first point of the grid that was not tried yet.
 func (g *grid) Next(_ int, history []studies.Trial) (space.Point, error) {
-	known := tried(history)
+	known := Tried(history)
 	for _, p := range g.points {
 		if !known[p.String()] {
 			return p, nil

@@ -26,7 +26,7 @@ type surface struct {
 	first  space.Point                       // the point of trial 0
 	rate   func(space.Point) (float64, bool) // requests per second, and whether the server starts
 	best   float64
-	atMost float64 // highest allowed median regret of tpe at 3 % noise; 0 means that random search needs no beating
+	atMost float64 // highest allowed median regret of tpe at 3 % noise; 0 means that the regrets are only logged
 }
 
 // h200 is the table of capacities of a simulated H200. Its best point lies at the end of two ranges.
@@ -42,7 +42,7 @@ func h200(t testing.TB) surface {
 		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 1024, Max: 32768, Log: true},
 	}, "max-num-batched-tokens >= max-num-seqs")
 	rate := func(p space.Point) (float64, bool) {
-		at, err := l.At(p)
+		at, err := l.Capacity(p)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func mixed(t testing.TB) surface {
 }
 
 // ridge is a surface of interacting flags. A fifth of the space crashes, and the best point lies at the edge of that
-// region. It is made after problem A of the comparison that this sampler was chosen by.
+// region. It follows problem A of the comparison by which this sampler was chosen.
 func ridge(t testing.TB) surface {
 	t.Helper()
 	s := fourFlags(t)
@@ -101,11 +101,11 @@ func ridge(t testing.TB) surface {
 		drafts := 1 + 0.5*k/2*math.Exp(1-k/2)*(1.1-u[1])
 		return (0.4 + 0.6*u[0]) * hill * drafts, u[0]+0.3*u[1]+0.25*u[2] <= 1.04
 	}
-	return surface{name: "ridge", space: s, rate: rate, best: highestOf(s, rate), first: usual}
+	return surface{name: "ridge", space: s, rate: rate, best: highestOf(s, rate), first: vllmDefaults}
 }
 
-// peaks is a surface with two narrow peaks, and a larger region of crashes next to the higher one. It is made after
-// problem B of that comparison.
+// peaks is a surface with two narrow peaks, and a larger region of crashes next to the higher one. It follows problem B
+// of the comparison by which this sampler was chosen.
 func peaks(t testing.TB) surface {
 	t.Helper()
 	s := fourFlags(t)
@@ -116,7 +116,7 @@ func peaks(t testing.TB) surface {
 		}
 		return 0.15 + peak(0.62, 0.7, 0.35, 0.6, 0.16) + 0.75*peak(0.3, 0.25, 0.7, 0, 0.2), u[0]+0.3*u[1]+0.25*u[2] <= 1
 	}
-	return surface{name: "peaks", space: s, rate: rate, best: highestOf(s, rate), first: usual}
+	return surface{name: "peaks", space: s, rate: rate, best: highestOf(s, rate), first: vllmDefaults}
 }
 
 // speculative is a surface of eight flags. Two of them are active under conditions only, three have no order, and 0
@@ -145,13 +145,13 @@ func speculative(t testing.TB) surface {
 		rate *= map[string]float64{"FLASH_ATTN": 1, "FLASHINFER": 1.1, "TRITON_ATTN": 0.8}[p["attention-backend"]]
 		return rate, u[0]+0.15*u[1]+0.1*u[2] <= 1.05
 	}
-	first := maps.Clone(usual)
+	first := maps.Clone(vllmDefaults)
 	maps.Copy(first, space.Point{"enable-prefix-caching": "true", "attention-backend": "FLASH_ATTN"})
 	return surface{name: "speculative", space: s, rate: rate, best: highestOf(s, rate), first: first}
 }
 
-// usual are defaults of vLLM.
-var usual = space.Point{
+// vllmDefaults has the values that vLLM uses by default.
+var vllmDefaults = space.Point{
 	"gpu-memory-utilization": "0.9", "max-num-seqs": "256", "max-num-batched-tokens": "2048", "num-speculative-tokens": "0"}
 
 func fourFlags(t testing.TB) *space.Space {
@@ -174,7 +174,8 @@ func unitAndTokens(t testing.TB, s *space.Space, p space.Point) (u []float64, to
 	return u, tokens
 }
 
-// highestOf returns the highest rate that many random points, and then steps from the best one, find.
+// highestOf returns the highest rate that it finds. It tries many random points, and then takes steps from the best
+// one.
 func highestOf(s *space.Space, rate func(space.Point) (float64, bool)) float64 {
 	rng := rand.New(rand.NewPCG(1, 2))
 	best := 0.0
@@ -208,14 +209,14 @@ func crashedTrial(number int, p space.Point) studies.Trial {
 	}}
 }
 
-// A weather is the error of a study's measurements.
-type weather struct {
+// A noiseModel says how large the errors of a study's measurements are.
+type noiseModel struct {
 	noise     float64 // standard deviation of ln capacity
 	shared    bool    // most of each error is the same in all trials
-	estimated bool    // half of the trials that are clearly worse than the best are dropped, with an estimate of 15 %
+	estimated bool    // half of the trials that are clearly worse than the best are dropped, with an estimate whose error is 15 %
 }
 
-func (w weather) String() string {
+func (w noiseModel) String() string {
 	text := fmt.Sprintf("%.0f %%", 100*w.noise)
 	if w.shared {
 		text += " shared"
@@ -230,7 +231,7 @@ func (w weather) String() string {
 const estimateErr = 0.15
 
 // measure returns what the study learns of a point.
-func (w weather) measure(number int, p space.Point, truth, common, best float64, rng *rand.Rand) studies.Trial {
+func (w noiseModel) measure(number int, p space.Point, truth, common, best float64, rng *rand.Rand) studies.Trial {
 	draw, coin := rng.NormFloat64(), rng.Float64()
 	if w.shared {
 		draw = 0.9*common + math.Sqrt(1-0.81)*draw
@@ -250,10 +251,10 @@ func (w weather) measure(number int, p space.Point, truth, common, best float64,
 // checkpoints are the numbers of trials after which regrets are taken.
 var checkpoints = []int{10, 20, 30}
 
-// regret runs a study of thirty trials. For each checkpoint it returns how far the true capacity of the point that the
-// study would report lies below the surface's best, from 0 to 1. For gp that is the recommended point, for the others
-// the point that measured best.
-func regret(t testing.TB, on surface, name string, seed uint64, w weather) []float64 {
+// regret runs a study of thirty trials. It returns one regret for each checkpoint: how far the true capacity of the
+// reported point lies below the surface's best, from 0 to 1. For gp, the reported point is the recommended point. For
+// the other samplers, it is the point that measured best.
+func regret(t testing.TB, on surface, name string, seed uint64, w noiseModel) []float64 {
 	t.Helper()
 	trials := slices.Max(checkpoints)
 	chooser := newSampler(t, name, on.space, seed, trials)
@@ -279,17 +280,17 @@ func regret(t testing.TB, on surface, name string, seed uint64, w weather) []flo
 			history = append(history, crashedTrial(n, p))
 		}
 		if slices.Contains(checkpoints, n+1) {
-			lost = append(lost, on.lost(name, seed, history))
+			lost = append(lost, on.regretOf(name, seed, history))
 		}
 	}
 	for len(lost) < len(checkpoints) {
-		lost = append(lost, on.lost(name, seed, history))
+		lost = append(lost, on.regretOf(name, seed, history))
 	}
 	return lost
 }
 
-// lost returns the regret of the point that a study would report.
-func (on surface) lost(name string, seed uint64, history []studies.Trial) float64 {
+// regretOf returns the regret of the point that a study would report.
+func (on surface) regretOf(name string, seed uint64, history []studies.Trial) float64 {
 	best := -1
 	for i, t := range history {
 		if t.Met() && (best < 0 || t.Result.Capacity.Carried() > history[best].Result.Capacity.Carried()) {
@@ -308,10 +309,10 @@ func (on surface) lost(name string, seed uint64, history []studies.Trial) float6
 	return 1 - truth/on.best
 }
 
-// TestRegret compares the samplers that are quick with chance.
+// TestRegret compares the quick samplers with random search.
 func TestRegret(t *testing.T) {
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
-		compareSamplers(t, on, 15, weather{noise: 0.03}, "tpe", "random")
+		compareSamplers(t, on, 15, noiseModel{noise: 0.03}, "tpe", "random")
 	}
 }
 
@@ -322,7 +323,7 @@ func TestGPRegret(t *testing.T) {
 		on   surface
 		most float64
 	}{{h200(t), 0.04}, {inner(t), 0.06}} {
-		if lost := regret(t, row.on, "gp", 1, weather{noise: 0.03}); lost[len(lost)-1] > row.most {
+		if lost := regret(t, row.on, "gp", 1, noiseModel{noise: 0.03}); lost[len(lost)-1] > row.most {
 			t.Errorf("%s: gp's regret after 30 trials is %.1f %%, want at most %.0f %%", row.on.name, 100*lost[len(lost)-1], 100*row.most)
 		}
 	}
@@ -333,7 +334,7 @@ func TestRegretAtTwoNoises(t *testing.T) {
 	realtime.Only(t, "runs hundreds of studies")
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
 		for _, noise := range []float64{0.03, 0.08} {
-			compareSamplers(t, on, 20, weather{noise: noise}, "gp", "tpe", "random")
+			compareSamplers(t, on, 20, noiseModel{noise: noise}, "gp", "tpe", "random")
 		}
 	}
 }
@@ -344,15 +345,15 @@ func TestRegretTable(t *testing.T) {
 		t.Skip("SAMPLER_TABLE=1 runs it, with -timeout 1h")
 	}
 	for _, on := range []surface{h200(t), inner(t), mixed(t), ridge(t), peaks(t), speculative(t)} {
-		for _, w := range []weather{{noise: 0.03}, {noise: 0.08}, {noise: 0.08, shared: true}, {noise: 0.05, estimated: true}} {
+		for _, w := range []noiseModel{{noise: 0.03}, {noise: 0.08}, {noise: 0.08, shared: true}, {noise: 0.05, estimated: true}} {
 			compareSamplers(t, on, 60, w, "gp", "tpe", "random")
 		}
 	}
 }
 
-// compareSamplers runs studies with several seeds and logs the regrets. It fails where a sampler that learns is no
-// better than chance after thirty trials.
-func compareSamplers(t *testing.T, on surface, seeds int, w weather, names ...string) {
+// compareSamplers runs studies with several seeds and logs the regrets. It fails if a sampler that learns is no better
+// than random search after thirty trials.
+func compareSamplers(t *testing.T, on surface, seeds int, w noiseModel, names ...string) {
 	t.Helper()
 	last := map[string]float64{}
 	for _, name := range names {

@@ -14,14 +14,15 @@ type datum struct {
 	row      row
 	value    float64
 	err      float64 // standard error of the value, as its trial estimated it
-	variance float64 // of the value's error, as the model believes it
+	variance float64 // variance of the value's error, as the model believes it
 	side     side
 
-	// A bound acts as a value with an error of its own, which settle finds.
+	// For the model, a bound is like a value with an error. This value and its variance are the bound's site; fitBounds
+	// finds the site.
 	site, siteVariance float64
 }
 
-// A side says where the function is.
+// A side says on which side of the value the function lies.
 type side int
 
 const (
@@ -30,42 +31,41 @@ const (
 	above side = 1 // the value is a lower bound
 )
 
-// vague is the variance of a bound that says nothing yet.
-const vague = 1e4
+// vagueVariance is the variance of the site of a bound that says nothing yet.
+const vagueVariance = 1e4
 
-// A process is a Gaussian process that has seen data.
+// A process is a Gaussian process, conditioned on data.
 type process struct {
 	kernel kernel
-	mean   float64 // before the data
 	data   []datum
 	factor mat.Cholesky
 	weight *mat.VecDense // inverse covariance × (values − mean)
 	fit    float64       // ln of the likelihood, up to a constant
 }
 
-// condition returns the process after the data. Bounds count with the sites that they have.
-func condition(k kernel, mean float64, data []datum) *process {
-	p := &process{kernel: k, mean: mean, data: data, weight: &mat.VecDense{}}
+// condition returns the process after the data. For a bound it uses the current site.
+func condition(k kernel, data []datum) *process {
+	p := &process{kernel: k, data: data, weight: &mat.VecDense{}}
 	n := len(data)
 	covariance := mat.NewSymDense(n, nil)
 	residual := mat.NewVecDense(n, nil)
 	for i := range data {
 		for j := i; j < n; j++ {
-			covariance.SetSym(i, j, k.at(data[i].row, data[j].row))
+			covariance.SetSym(i, j, k.covariance(data[i].row, data[j].row))
 		}
 		value, variance := data[i].value, data[i].variance
 		if data[i].side != exact {
 			value, variance = data[i].site, data[i].siteVariance
 		}
 		covariance.SetSym(i, i, covariance.At(i, i)+variance)
-		residual.SetVec(i, value-mean)
+		residual.SetVec(i, value-k.meanAt(data[i].row))
 	}
 	for jitter := 1e-9; !p.factor.Factorize(covariance) && jitter < 1; jitter *= 10 {
-		for i := range n { // equal points with next to no error make the matrix singular
+		for i := range n { // make the diagonal larger, because equal points with next to no error make the matrix singular
 			covariance.SetSym(i, i, covariance.At(i, i)+jitter*(k.signal+k.constant))
 		}
 	}
-	_ = p.factor.SolveVecTo(p.weight, residual) // its error is a warning: the matrix is badly conditioned
+	_ = p.factor.SolveVecTo(p.weight, residual) // the error is only a warning: the matrix is badly conditioned
 	p.fit = -0.5*mat.Dot(residual, p.weight) - 0.5*p.factor.LogDet()
 	return p
 }
@@ -79,12 +79,12 @@ func (p *process) predict(rows []row) (mean, variance []float64) {
 	}
 	cross := blas64.General{Rows: n, Cols: m, Stride: m, Data: make([]float64, n*m)}
 	for j := range rows {
-		mean[j], variance[j] = p.mean, p.kernel.at(rows[j], rows[j])
+		mean[j], variance[j] = p.kernel.meanAt(rows[j]), p.kernel.covariance(rows[j], rows[j])
 	}
 	for i := range n {
 		line := cross.Data[i*m : (i+1)*m]
 		for j := range rows {
-			line[j] = p.kernel.at(p.data[i].row, rows[j])
+			line[j] = p.kernel.covariance(p.data[i].row, rows[j])
 			mean[j] += line[j] * p.weight.AtVec(i)
 		}
 	}
@@ -101,11 +101,21 @@ func (p *process) predict(rows []row) (mean, variance []float64) {
 	return mean, variance
 }
 
-// settle returns the process after the data, with sites that fit the bounds: expectation propagation for the
-// likelihood Φ((bound − f)/error) of an upper bound, and its mirror image for a lower one (Rasmussen and Williams 2006,
-// section 3.6; all sites in parallel, as Gaussian factors). It changes the sites in the data.
-func settle(k kernel, mean float64, data []datum, sweeps int) *process {
-	p := condition(k, mean, data)
+// meanAt returns the mean of the function at one row.
+func (p *process) meanAt(r row) float64 {
+	mean := p.kernel.meanAt(r)
+	for i := range p.data {
+		mean += p.kernel.covariance(p.data[i].row, r) * p.weight.AtVec(i)
+	}
+	return mean
+}
+
+// fitBounds returns the process after the data, with sites that fit the bounds. It changes the sites in the data. The
+// method is expectation propagation (Rasmussen and Williams 2006, section 3.6). All sites are Gaussian factors and are
+// updated in parallel. An upper bound has the likelihood Φ((bound − f)/error), and a lower bound has the mirror image
+// of it.
+func fitBounds(k kernel, data []datum, sweeps int) *process {
+	p := condition(k, data)
 	var bounded []int
 	var rows []row
 	for i := range data {
@@ -122,7 +132,7 @@ func settle(k kernel, mean float64, data []datum, sweeps int) *process {
 		for j, i := range bounded {
 			moved = max(moved, data[i].update(means[j], variances[j]))
 		}
-		p = condition(k, mean, data)
+		p = condition(k, data)
 		if moved < 1e-3 {
 			break
 		}
@@ -130,15 +140,15 @@ func settle(k kernel, mean float64, data []datum, sweeps int) *process {
 	return p
 }
 
-// update moves the site of a bound to where it makes mean and variance of the function right. It returns by how many
-// standard deviations of the function the mean moves.
+// update moves the site of a bound so that the mean and the variance of the function fit the bound's likelihood. It
+// returns how far the mean moves, in standard deviations of the function.
 func (d *datum) update(mean, variance float64) float64 {
 	const damping = 0.7 // parallel updates overshoot where bounds are close to each other
 	precision := 1/variance - 1/d.siteVariance
 	if precision <= 1e-9 {
 		return 0
 	}
-	v := 1 / precision // the function without this bound
+	v := 1 / precision // variance of the function without this bound
 	m := v * (mean/variance - d.site/d.siteVariance)
 	total := v + d.variance
 	z := float64(d.side) * (m - d.value) / math.Sqrt(total)
@@ -146,8 +156,8 @@ func (d *datum) update(mean, variance float64) float64 {
 	newMean := m + float64(d.side)*v*ratio/math.Sqrt(total)
 	newVariance := v - v*v/total*ratio*(z+ratio)
 	tau := 1/newVariance - precision
-	if !(tau > 1/vague) || math.IsInf(tau, 0) || math.IsNaN(newMean) {
-		tau = 1 / vague
+	if !(tau > 1/vagueVariance) || math.IsInf(tau, 0) || math.IsNaN(newMean) {
+		tau = 1 / vagueVariance
 	}
 	nu := newMean*(precision+tau) - m*precision
 	oldTau, oldNu := 1/d.siteVariance, d.site/d.siteVariance

@@ -23,9 +23,9 @@ type Sampler interface {
 }
 
 // names are the samplers that New knows.
-var names = []string{"gp", "tpe", "random", "halton", "grid"}
+var names = []string{"gp", "tpe", "random", "sobol", "halton", "grid"}
 
-// New returns the sampler of that name. budget is how many trials the study may have.
+// New returns the sampler with the given name. budget is the number of trials that the study may have.
 func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) {
 	switch name {
 	case "gp":
@@ -33,7 +33,9 @@ func New(name string, s *space.Space, seed uint64, budget int) (Sampler, error) 
 	case "tpe":
 		return newTPE(s, seed), nil
 	case "halton":
-		return &halton{s, seed}, nil
+		return &spread{name, s, seed, design}, nil
+	case "sobol":
+		return newSobol(s, seed)
 	case "random":
 		return &random{s, seed}, nil
 	case "grid":
@@ -53,7 +55,7 @@ type random struct {
 
 // Next returns an untried legal point.
 func (r *random) Next(number int, history []studies.Trial) (space.Point, error) {
-	return draw(r.space, stream(r.seed, "random", number), tried(history))
+	return draw(r.space, stream(r.seed, "random", number), Tried(history))
 }
 
 // draw returns a random untried legal point.
@@ -75,9 +77,10 @@ func draw(s *space.Space, rng *rand.Rand, tried map[string]bool) (space.Point, e
 	return nil, fmt.Errorf("%w: all of %d random points were tried before", ErrExhausted, maxDraws)
 }
 
-// tried returns the points of the history as strings. A point counts as tried even if its trial failed for another
-// reason, because the search has other points. A prior does not count, because a good prior should be tried here.
-func tried(history []studies.Trial) map[string]bool {
+// Tried returns the points of the history as strings. A point counts as tried even if its trial failed for a reason
+// that has nothing to do with the point, because the search has other points. A prior does not count, because a good
+// prior should be tried here.
+func Tried(history []studies.Trial) map[string]bool {
 	all := make(map[string]bool, len(history))
 	for _, t := range history {
 		if t.Number >= 0 {

@@ -11,25 +11,27 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A best is the highest true capacity of a world that is known, and how it was found.
+// A best is the highest known true capacity of a world (an engine with a workload, limits and flags), and how it was
+// found.
 type best struct {
 	truth
 	how   string
-	exact map[string]float64 // capacities by other draws, by point
-	scale float64            // exact capacities divided by the first ones, in the median: one set of draws may be harder
+	exact map[string]float64 // capacity of each finalist and each answer, measured with other draws of requests
+	scale float64            // median of exact capacity / first capacity, because one set of draws may be harder
 }
 
 const (
-	climbers  = 2     // the search begins at that many points
-	climbGain = 0.015 // a step counts if it gains this part, which is more than chance gives two points with the same draws
-	maxClimbs = 6     // rounds of one climber
-	finalists = 6     // points that are measured again beside the answers
+	climbers  = 2     // number of points from which the search begins
+	climbGain = 0.015 // least relative gain of a step; two points with the same draws differ by less than this by chance
+	maxClimbs = 6     // largest number of rounds from one point; a round takes a step or halves it
+	finalists = 6     // number of points that are measured again, in addition to the answers
 )
 
-// best returns the best point of a world, and the exact capacities of the answers. The candidates are all points with a truth on
-// the disk, among which are all that any method has recommended, and those of a search from the best of them. The search changes
-// one flag at a time, and halves its steps when none helps. The highest candidates and the answers are measured again with other
-// draws, which decide.
+// best returns the best point of a world, and the exact capacities of the answers. The candidates are all points whose
+// truth (their true capacity) is on the disk. They include every point that a method has recommended. A search from the
+// best of these points adds further candidates. This search changes one flag at a time, and halves its step when no
+// change helps. The highest candidates and the answers are measured again with other draws (sets of random requests).
+// The result of these draws decides.
 func (b *truthBook) best(w world, answers []space.Point, parallel int) (best, error) {
 	p, err := w.open(0)
 	if err != nil {
@@ -48,11 +50,12 @@ func (b *truthBook) best(w world, answers []space.Point, parallel int) (best, er
 	if all, err = b.known(w); err != nil || len(all) == 0 {
 		return best{}, err
 	}
-	found := best{how: fmt.Sprintf("of %d points and %d near the best of them", from, len(all)-from)}
+	found := best{how: fmt.Sprintf("the best of %d points, and of %d more points near their best", from, len(all)-from)}
 	return found, found.measureAgain(b, w, all, answers, parallel)
 }
 
-// measureAgain finds the best of the finalists and the answers by other draws.
+// measureAgain measures the finalists and the answers with other draws (sets of random requests), and keeps the best of
+// them.
 func (f *best) measureAgain(b *truthBook, w world, all []truth, answers []space.Point, parallel int) error {
 	last := slices.Clone(answers)
 	for _, t := range all[:min(finalists, len(all))] {
@@ -60,7 +63,7 @@ func (f *best) measureAgain(b *truthBook, w world, all []truth, answers []space.
 			last = append(last, t.Point)
 		}
 	}
-	exact, err := b.final().all(w, last, parallel)
+	exact, err := b.final().truthsOf(w, last, parallel)
 	if err != nil {
 		return err
 	}
@@ -86,12 +89,12 @@ func (f *best) measureAgain(b *truthBook, w world, all []truth, answers []space.
 	return nil
 }
 
-// climb goes from a point to better neighbours until there is none.
+// climb goes from a point to its best neighbour, until no neighbour is better.
 func (b *truthBook) climb(w world, s *space.Space, at truth, parallel int) error {
 	stride := 1.0
 	for range maxClimbs {
 		neighbours := neighboursOf(s, at.Point, stride)
-		truths, err := b.all(w, neighbours, parallel)
+		truths, err := b.truthsOf(w, neighbours, parallel)
 		if err != nil {
 			return err
 		}
@@ -113,8 +116,8 @@ func (b *truthBook) climb(w world, s *space.Space, at truth, parallel int) error
 	return nil
 }
 
-// neighboursOf returns the legal points that differ from a point in one flag: by a tenth of its scale times the stride, or
-// by any other choice.
+// neighboursOf returns the legal points that differ from a point in one flag. A number differs by a tenth of its scale
+// times the stride. A flag with choices has any other choice.
 func neighboursOf(s *space.Space, p space.Point, stride float64) (all []space.Point) {
 	u, active := s.Unit(p)
 	seen := map[string]bool{p.String(): true}
@@ -131,7 +134,7 @@ func neighboursOf(s *space.Space, p space.Point, stride float64) (all []space.Po
 			}
 			continue
 		}
-		if !active[i] { // the server's default; a step from the middle finds out whether another value is better
+		if !active[i] { // the server's default has no place on the scale, so the steps begin in the middle
 			u[i] = 0.5
 		}
 		for _, sign := range []float64{-1, 1} {
@@ -153,14 +156,15 @@ func with(p space.Point, name, value string) space.Point {
 	return q
 }
 
-// all returns the truths of points, in their order. The first one comes alone, because the others begin near it.
-func (b *truthBook) all(w world, points []space.Point, parallel int) ([]truth, error) {
+// truthsOf returns the truths (the true capacities) of points, in the order of the points. It measures the first point
+// alone, because the measurements of the others begin near the first point's capacity.
+func (b *truthBook) truthsOf(w world, points []space.Point, parallel int) ([]truth, error) {
 	truths := make([]truth, len(points))
 	var group errgroup.Group
 	group.SetLimit(parallel)
 	for i, p := range points {
 		measure := func() (err error) {
-			truths[i], err = b.at(w, p)
+			truths[i], err = b.truthOf(w, p)
 			return err
 		}
 		if i > 0 {
@@ -172,7 +176,7 @@ func (b *truthBook) all(w world, points []space.Point, parallel int) ([]truth, e
 	return truths, group.Wait()
 }
 
-// pointText is a point in a few characters for tables: the values in the order of the parameters.
+// pointText writes a point in a few characters for tables: its values in the order of the parameters.
 func pointText(s *space.Space, p space.Point) string {
 	text := ""
 	for i, parameter := range s.Parameters() {

@@ -21,7 +21,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A truthBook keeps truths on disk, because each takes seconds. Its methods may be called from several goroutines.
+// A truthBook keeps truths (the true capacities of points) on disk, because each takes seconds to compute. Its methods
+// may be called from several goroutines.
 type truthBook struct {
 	dir    string // SEARCH_TRUTHS, or a directory for caches
 	engine string // hash of the code of the engines
@@ -29,8 +30,8 @@ type truthBook struct {
 
 	mu    sync.Mutex
 	near  map[string]float64 // the last capacity of each world
-	most  map[string]float64 // the highest
-	count map[string]int     // truths computed in this run, by world
+	most  map[string]float64 // the highest capacity of each world
+	count map[string]int     // number of truths (true capacities) computed in this run, by world
 	took  map[string]time.Duration
 }
 
@@ -53,7 +54,8 @@ func digest(texts ...string) string {
 	return fmt.Sprintf("%x", sum[:10])
 }
 
-// engineHash returns a hash of the code that decides a truth, without its comments.
+// engineHash returns a hash of the code of both engines, of their loads and of the workloads. It leaves out comments,
+// because the true capacities do not depend on them.
 func engineHash() (string, error) {
 	var texts []string
 	for _, dir := range []string{"../../serverctl/sim", "../../trial/simload", "../../bench/workload", "otherengine"} {
@@ -80,7 +82,7 @@ func engineHash() (string, error) {
 	return digest(texts...), nil
 }
 
-// final returns a book of exact truths with other draws.
+// final returns a book with more exact truths. They come from other draws (sets of random requests).
 func (b *truthBook) final() *truthBook {
 	return &truthBook{
 		dir: b.dir, engine: b.engine, effort: finalEffort, near: maps.Clone(b.near), most: map[string]float64{},
@@ -88,7 +90,7 @@ func (b *truthBook) final() *truthBook {
 	}
 }
 
-// folder is where the truths of a world are.
+// folder returns the directory with the truths (true capacities) of a world.
 func (b *truthBook) folder(w world) string {
 	return filepath.Join(b.dir, w.name+"-"+digest(w.file, w.engine, b.engine, fmt.Sprint(b.effort, around)))
 }
@@ -97,16 +99,16 @@ func (b *truthBook) path(w world, p space.Point) string {
 	return filepath.Join(b.folder(w), digest(p.String())+".json")
 }
 
-// at returns the truth of a point, from the disk if it is there.
-func (b *truthBook) at(w world, p space.Point) (t truth, err error) {
+// truthOf returns the truth of a point. If the truth is on the disk, truthOf reads it; otherwise truthOf computes it.
+func (b *truthBook) truthOf(w world, p space.Point) (t truth, err error) {
 	if t, err = readTruth(b.path(w, p)); err == nil || !errors.Is(err, fs.ErrNotExist) {
-		b.saw(t, false)
+		b.note(t, false)
 		return t, err
 	}
 	if t, err = w.truth(p, b.guess(w), b.highest(w), b.effort); err != nil {
 		return t, fmt.Errorf("%s, %s: %w", w.name, p, err)
 	}
-	b.saw(t, true)
+	b.note(t, true)
 	return t, b.write(w, t)
 }
 
@@ -118,7 +120,8 @@ func readTruth(path string) (t truth, err error) {
 	return t, json.Unmarshal(text, &t)
 }
 
-// write stores a truth whole or not at all, because several runs may share the directory.
+// write stores a truth (the true capacity of a point) completely or not at all, because several runs may share the
+// directory.
 func (b *truthBook) write(w world, t truth) error {
 	text, err := json.Marshal(t)
 	if err != nil {
@@ -135,7 +138,7 @@ func (b *truthBook) write(w world, t truth) error {
 	return errors.Join(err, file.Close(), os.Rename(file.Name(), b.path(w, t.Point)))
 }
 
-func (b *truthBook) saw(t truth, computed bool) {
+func (b *truthBook) note(t truth, computed bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if t.Capacity > 0 {
@@ -163,7 +166,7 @@ func (b *truthBook) guess(w world) float64 {
 	return 2
 }
 
-// known returns all truths of a world on the disk, the highest capacity first.
+// known returns all truths (true capacities) of a world on the disk, the highest capacity first.
 func (b *truthBook) known(w world) (all []truth, err error) {
 	files, err := filepath.Glob(filepath.Join(b.folder(w), "*.json"))
 	if err != nil {

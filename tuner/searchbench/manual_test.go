@@ -16,45 +16,46 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A manual method measures servers as vllm bench serve does: it sends a number of requests at a rate to an idle server, counts
-// all of them, and neither warms up nor primes.
+// A manual method measures servers as vllm bench serve does. It sends a number of requests at a rate to an idle server,
+// and counts all of them. It does not warm the server up, and does not prime its cache.
 type manual struct {
-	finding
+	methodRun
 	plan  *plan.Plan
 	meter *meter
-	draw  int // of the next load
+	draw  int // number of the next load's draw (one set of random requests)
 }
 
 func newManual(w world, name string, seed uint64) (*manual, error) {
 	p, err := w.open(seed)
 	return &manual{
-		finding: finding{World: w.name, Method: name, Seed: seed}, plan: p, meter: &meter{start: w.start(), manual: true},
+		methodRun: methodRun{World: w.name, Method: name, Seed: seed}, plan: p, meter: &meter{start: w.start(), manual: true},
 	}, err
 }
 
-// started is a server of a manual method.
-type started struct {
+// A manualServer is a started server of a manual method.
+type manualServer struct {
 	*manual
 	point  space.Point
 	server trial.Server
 	load   trial.Load
 }
 
-// start starts a point; nil means that its server does not run.
-func (m *manual) start(number int, point space.Point) (*started, error) {
+// start starts a server with a point. It returns nil if the server does not run.
+func (m *manual) start(number int, point space.Point) (*manualServer, error) {
 	args := append(append([]string{}, m.plan.File.Server.Args...), m.plan.Search.Space.Args(point)...)
 	server, load, err := m.meter.Start(background, trial.Launch{Number: number, Args: args})
 	if _, ok := errors.AsType[*serverctl.ExitError](err); ok {
 		return nil, nil
 	}
-	return &started{m, point, server, load}, err
+	return &manualServer{m, point, server, load}, err
 }
 
-// atOnce is a rate at which all requests are due at once.
+// atOnce is a rate, in requests per second, at which all requests are due at once.
 const atOnce = 1e9
 
-// keeps reports whether n requests at a rate keep the limits, and their throughput.
-func (s *started) keeps(rate float64, n int) (bool, float64, error) {
+// keeps sends n requests at a rate. It reports whether the requests keep the limits, and returns their throughput in
+// requests per second.
+func (s *manualServer) keeps(rate float64, n int) (bool, float64, error) {
 	load := workload.Plan{Source: s.plan.Load.Source, Seed: s.Seed, Rate: rate, MinRequests: n, Rescale: true, Draw: s.draw % drawsOfSeed}
 	s.draw++
 	run, err := s.load.Run(background, load.Schedule(), nil)
@@ -65,8 +66,8 @@ func (s *started) keeps(rate float64, n int) (bool, float64, error) {
 	return s.plan.File.SLO.Judge(run.Samples, n, run.Elapsed).Pass, throughput, nil
 }
 
-// ended stops a server and notes the best answer so far. A server that never ran is nil.
-func (m *manual) ended(s *started, point space.Point, rate float64) error {
+// stopServer stops a server, and notes the best answer so far. s is nil if the server never ran.
+func (m *manual) stopServer(s *manualServer, point space.Point, rate float64) error {
 	if rate > 0 && (m.Best == nil || rate > m.Best.Rate) {
 		m.Best = &answer{Point: point, Rate: rate, Bound: capacity.AtLeast}
 	}
@@ -82,47 +83,48 @@ func (m *manual) ended(s *started, point space.Point, rate float64) error {
 	return err
 }
 
-// over returns the finding.
-func (m *manual) over(began time.Time) finding {
+// result returns what the method did, with its GPU time and its real time.
+func (m *manual) result(began time.Time) methodRun {
 	m.Spent, m.Took = m.meter.spent, time.Since(began)
-	return m.finding
+	return m.methodRun
 }
 
-// The manual sweep: 300 requests at each of twelve rates.
+// A manual sweep sends 300 requests at each of twelve rates.
 const sweepRates, sweepRequests = 12, 300
 
-// sweep12 measures random points, and the default first, at all rates of one grid. A point's capacity is the highest rate
-// before the first failure, as people read such a table. The seed shifts the grid by a part of a step.
-func sweep12(w world, seed uint64, trials int) (finding, error) {
+// sweep12 measures the server's default and then random points, each at all rates of one grid. The capacity of a point
+// is the highest rate below the first rate that failed, because people read such a table in this way. The seed shifts
+// the grid by a fraction of a step.
+func sweep12(w world, seed uint64, trials int) (methodRun, error) {
 	began := time.Now()
 	m, err := newManual(w, "sweep12", seed)
 	if err != nil {
-		return finding{}, err
+		return methodRun{}, err
 	}
 	choose, err := newRandom(seed, trials)(m.plan)
 	if err != nil {
-		return finding{}, err
+		return methodRun{}, err
 	}
 	shift := rand.New(rand.NewPCG(seed, 0x42)).Float64() - 0.5
 	for n := range trials {
 		point := space.Point{}
 		if n > 0 {
 			if point, err = choose.next(n); err != nil {
-				return finding{}, err
+				return methodRun{}, err
 			}
 		}
 		if err := m.sweep(n, point, w.grid, shift); err != nil {
-			return finding{}, err
+			return methodRun{}, err
 		}
 	}
-	return m.over(began), nil
+	return m.result(began), nil
 }
 
 // sweep measures one point at all rates.
 func (m *manual) sweep(number int, point space.Point, grid [2]float64, shift float64) error {
 	s, err := m.start(number, point)
 	if err != nil || s == nil {
-		return errors.Join(err, m.ended(nil, point, 0))
+		return errors.Join(err, m.stopServer(nil, point, 0))
 	}
 	highest, failed := 0.0, false
 	for i := range sweepRates {
@@ -136,7 +138,7 @@ func (m *manual) sweep(number int, point space.Point, grid [2]float64, shift flo
 			highest = rate
 		}
 	}
-	return m.ended(s, point, highest)
+	return m.stopServer(s, point, highest)
 }
 
 // The settings of auto_tune.sh (vLLM, benchmarks/auto_tune/auto_tune.sh, 0.14.1).
@@ -147,22 +149,23 @@ var (
 
 const (
 	autoTuneFirst, autoTuneEach = 1000, 100        // requests
-	autoTuneReset               = 5 * time.Second  // after it has emptied the prefix cache
-	autoTuneWait                = 10 * time.Second // after it has killed a server
+	autoTuneReset               = 5 * time.Second  // wait after it has emptied the prefix cache
+	autoTuneWait                = 10 * time.Second // wait after it has killed a server
 )
 
-// autoTune is the algorithm of auto_tune.sh with the world's limits. It lowers the memory utilization until a server with the
-// largest flags starts. Then it measures each pair of sequences and batched tokens: first with 1,000 requests at once. If
-// they break a limit, it sends 100 requests at a time, at whole rates downward from the throughput, to an empty cache.
-func autoTune(w world, seed uint64, _ int) (finding, error) {
+// autoTune is the algorithm of auto_tune.sh with the world's limits. It lowers the memory utilization until a server
+// with the largest flags starts. Then it measures each pair of max-num-seqs and max-num-batched-tokens. It sends 1,000
+// requests at once. If they break a limit, it empties the cache and sends 100 requests at a lower rate. The rates are
+// whole numbers, downward from the throughput, until a rate keeps the limits.
+func autoTune(w world, seed uint64, _ int) (methodRun, error) {
 	began := time.Now()
 	m, err := newManual(w, "auto_tune", seed)
 	if err != nil {
-		return finding{}, err
+		return methodRun{}, err
 	}
 	util, err := m.utilization()
 	if err != nil {
-		return finding{}, err
+		return methodRun{}, err
 	}
 	for _, seqs := range autoTuneSeqs {
 		for _, tokens := range autoTuneTokens {
@@ -171,11 +174,11 @@ func autoTune(w world, seed uint64, _ int) (finding, error) {
 				continue
 			}
 			if err := m.autoTuneOne(point); err != nil {
-				return finding{}, err
+				return methodRun{}, err
 			}
 		}
 	}
-	return m.over(began), nil
+	return m.result(began), nil
 }
 
 func autoTunePoint(util float64, seqs, tokens int) space.Point {
@@ -185,7 +188,8 @@ func autoTunePoint(util float64, seqs, tokens int) space.Point {
 	}
 }
 
-// outside reports whether a value of the point is outside the world's ranges. Inactive or missing parameters do not matter.
+// outside reports whether a value of the point is outside the world's ranges. Inactive or missing parameters do not
+// matter.
 func (m *manual) outside(p space.Point) bool {
 	for name, text := range p {
 		if parameter := m.plan.Search.Space.Parameter(name); parameter == nil || parameter.Check(text) != nil {
@@ -195,8 +199,8 @@ func (m *manual) outside(p space.Point) bool {
 	return false
 }
 
-// utilization returns the first memory utilization with which the largest flags start, from the highest legal one of at most
-// 0.98 downward to 0.90; 0 if none does.
+// utilization returns the highest memory utilization with which a server with the largest flags starts. It tries the
+// legal values from 0.98 down to 0.90, in steps of 0.01. It returns 0 if no server starts.
 func (m *manual) utilization() (float64, error) {
 	highest := m.plan.Search.Space.Parameter("gpu-memory-utilization").Max
 	for cents := int(100*min(0.98, highest) + 1e-9); cents >= 90; cents-- {
@@ -218,7 +222,7 @@ func (m *manual) utilization() (float64, error) {
 func (m *manual) autoTuneOne(point space.Point) error {
 	s, err := m.start(len(m.Steps), point)
 	if err != nil || s == nil {
-		return errors.Join(err, m.ended(nil, point, 0))
+		return errors.Join(err, m.stopServer(nil, point, 0))
 	}
 	ok, throughput, err := s.keeps(atOnce, autoTuneFirst)
 	if err != nil {
@@ -238,5 +242,5 @@ func (m *manual) autoTuneOne(point space.Point) error {
 		}
 	}
 	m.meter.spent.Stop += autoTuneWait
-	return m.ended(s, point, rate)
+	return m.stopServer(s, point, rate)
 }

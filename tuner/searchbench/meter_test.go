@@ -13,25 +13,25 @@ import (
 
 var background = context.Background()
 
-// A spending is GPU time by what it was spent on.
-type spending struct {
+// gpuTimes is the GPU time of a method's servers, split by purpose.
+type gpuTimes struct {
 	Start, Stop            time.Duration
 	WarmUp                 time.Duration // load outside probes: warm-up, priming and the worst case
-	LeadIn, Window, RunOut time.Duration // of probes
+	LeadIn, Window, RunOut time.Duration // the parts of probes
 }
 
-func (s spending) total() time.Duration {
+func (s gpuTimes) total() time.Duration {
 	return s.Start + s.Stop + s.WarmUp + s.LeadIn + s.Window + s.RunOut
 }
 
-// A meter counts the GPU time of all servers that it starts, without help of the code that it measures.
+// A meter counts the GPU time of all servers that it starts, without using the counts of the code that it measures.
 type meter struct {
 	start  trial.Start
-	manual bool // every load is a probe: the method neither warms up nor primes
-	spent  spending
+	manual bool // whether every load is a probe, because the method neither warms up nor primes
+	spent  gpuTimes
 }
 
-// Start is a trial.Start.
+// Start has the type trial.Start. It starts a server, and counts how long the server takes to start.
 func (m *meter) Start(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 	server, load, err := m.start(ctx, launch)
 	if err != nil {
@@ -41,21 +41,21 @@ func (m *meter) Start(ctx context.Context, launch trial.Launch) (trial.Server, t
 		return nil, nil, err
 	}
 	m.spent.Start += server.Facts().StartUp
-	return &metered{server, m}, &meteredLoad{load, m}, nil
+	return &meteredServer{server, m}, &meteredLoad{load, m}, nil
 }
 
-type metered struct {
+type meteredServer struct {
 	trial.Server
 	meter *meter
 }
 
-func (s *metered) Drain(ctx context.Context) (time.Duration, error) {
+func (s *meteredServer) Drain(ctx context.Context) (time.Duration, error) {
 	took, err := s.Server.Drain(ctx)
 	s.meter.spent.RunOut += took
 	return took, err
 }
 
-func (s *metered) Stop(ctx context.Context) (serverctl.Ended, error) {
+func (s *meteredServer) Stop(ctx context.Context) (serverctl.Ended, error) {
 	ended, err := s.Server.Stop(ctx)
 	s.meter.spent.Stop += ended.Took
 	return ended, err
@@ -66,7 +66,7 @@ type meteredLoad struct {
 	meter *meter
 }
 
-// Run counts a load by its phases. A probe has a lead-in and a window; all other loads have one of them.
+// Run counts a load by its phases. A probe has a lead-in and a window. Every other load has only one of them.
 func (l *meteredLoad) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	leads, counted := 0, 0
 	var first, last time.Duration

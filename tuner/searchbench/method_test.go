@@ -30,24 +30,24 @@ type answer struct {
 
 // A step is a method's best guess when a trial has ended.
 type step struct {
-	GPU     time.Duration // spent so far
+	GPU     time.Duration // GPU time spent so far
 	Point   space.Point   // nil while nothing met the limits
-	Rate    float64       // that the method believes
-	Crashed bool          // the trial's server did not run
+	Rate    float64       // requests per second that the method reports for the point
+	Crashed bool          // whether the trial's server did not run
 }
 
-// A finding is all that a method did in one world with one seed.
-type finding struct {
+// A methodRun is all that a method did in one world with one seed.
+type methodRun struct {
 	World, Method string
 	Seed          uint64
 	Steps         []step // one for each trial
 	Best          *answer
-	Spent         spending
-	Counted       time.Duration // GPU time by the method's own count; 0 where it has none
+	Spent         gpuTimes
+	Counted       time.Duration // GPU time as the method itself counts it; 0 if it counts none
 	Took          time.Duration // real time
 }
 
-func (f finding) crashes() (n int) {
+func (f methodRun) crashes() (n int) {
 	for _, s := range f.Steps {
 		if s.Crashed {
 			n++
@@ -60,24 +60,29 @@ func (f finding) crashes() (n int) {
 type method struct {
 	name    string
 	skipped string // why it cannot run here; "" when it can
-	find    func(w world, seed uint64, trials int) (finding, error)
+	find    func(w world, seed uint64, trials int) (methodRun, error)
 }
 
 // methods returns the methods in the order of the table.
 func methods() []method {
 	var all []method
-	for _, name := range []string{"gp", "tpe"} {
-		all = append(all, method{"study-" + name, unknownSampler(name), func(w world, seed uint64, trials int) (finding, error) {
-			return runStudy(w, name, seed, trials)
+	for _, one := range []struct {
+		name, sampler string
+		prior         prior
+	}{{"study-gp", "gp", similar}, {"study-cold", "gp", none}, {"study-misled", "gp", shuffled}, {"study-tpe", "tpe", none}} {
+		all = append(all, method{one.name, unknownSampler(one.sampler), func(w world, seed uint64, trials int) (methodRun, error) {
+			f, err := runStudy(w, one.sampler, one.prior, seed, trials)
+			f.Method = one.name
+			return f, err
 		}})
 	}
 	for _, name := range []string{"tpe", "gp"} {
-		all = append(all, method{"optuna-" + name, noOptuna(name), func(w world, seed uint64, trials int) (finding, error) {
+		all = append(all, method{"optuna-" + name, noOptuna(name), func(w world, seed uint64, trials int) (methodRun, error) {
 			return runRival(w, seed, trials, func(p *plan.Plan) (chooser, error) { return startOptuna(name, p.Search.Space, seed) })
 		}})
 	}
 	return append(all,
-		method{"random", "", func(w world, seed uint64, trials int) (finding, error) {
+		method{"random", "", func(w world, seed uint64, trials int) (methodRun, error) {
 			return runRival(w, seed, trials, newRandom(seed, trials))
 		}},
 		method{"sweep12", "", sweep12},
@@ -85,7 +90,7 @@ func methods() []method {
 	)
 }
 
-// unknownSampler says why there is no such sampler, or nothing.
+// unknownSampler says why the sampler cannot be used; "" if it can.
 func unknownSampler(name string) string {
 	s, err := space.New([]space.Parameter{{Name: "max-num-seqs", Kind: space.Int, Min: 1, Max: 8}}, nil, nil, nil)
 	if err == nil {
@@ -98,9 +103,9 @@ func unknownSampler(name string) string {
 }
 
 // runStudy runs the project's own study, as `tuner run` does.
-func runStudy(w world, name string, seed uint64, trials int) (f finding, err error) {
+func runStudy(w world, name string, believed prior, seed uint64, trials int) (f methodRun, err error) {
 	began := time.Now()
-	f = finding{World: w.name, Method: "study-" + name, Seed: seed}
+	f = methodRun{World: w.name, Seed: seed}
 	p, err := w.open(seed)
 	if err != nil {
 		return f, err
@@ -121,8 +126,11 @@ func runStudy(w world, name string, seed uint64, trials int) (f finding, err err
 	runner.Start = m.Start
 	study := &tuner.Study{
 		Store: store, Runner: runner, Space: p.Search.Space, Sampler: p.Search.Sampler, Current: p.Search.Current, FixedArgs: p.File.Server.Args,
-		Presets: p.File.Sampler.Presets && (studyfile.Sampler{Name: name}).Learns(), Confirm: p.File.Budget.Confirm,
+		Presets: p.File.Sampler.Presets && (studyfile.Sampler{Name: name}).Learns(), Confirm: p.File.Budget.Confirm, MaxRounds: studyfile.MaxRounds,
 		Budget: tuner.Budget{Trials: trials, GPUTime: p.File.Budget.GPUTime, MinGain: p.File.Budget.MinGain},
+	}
+	if study.Predict, err = believed.predictor(p, seed); err != nil {
+		return f, err
 	}
 	var broken error
 	study.Observe = func(e tuner.Event) {
@@ -148,7 +156,7 @@ func runStudy(w world, name string, seed uint64, trials int) (f finding, err err
 	return f, err
 }
 
-// openStore opens a store in a directory of its own, which closeStore removes.
+// openStore opens a store in a new directory. closeStore removes the directory.
 func openStore(name string, seed uint64) (store *studies.Store, closeStore func(), err error) {
 	dir, err := os.MkdirTemp("", "searchbench-")
 	if err != nil {
@@ -166,7 +174,7 @@ func openStore(name string, seed uint64) (store *studies.Store, closeStore func(
 	}, nil
 }
 
-// answerOf is what `tuner best` prints.
+// answerOf returns the point and the capacity that `tuner best` prints.
 func answerOf(s studies.Study) *answer {
 	best, ok := report.Best(s)
 	if !ok {
@@ -186,21 +194,22 @@ func stepOf(m *meter, best *answer, r trial.Result) step {
 	return s
 }
 
-// A chooser chooses the points of a rival. told gets the capacity of a point; 0 means that it failed.
+// A chooser chooses the points that another tool's method tries. Its method told receives the capacity of the last
+// point; 0 means that the point failed.
 type chooser interface {
 	next(number int) (space.Point, error)
 	told(capacity float64) error
 	close() error
 }
 
-// maxIllegal bounds how often a chooser may choose a point that the constraints forbid. Such a point costs no GPU time.
+// maxIllegal limits how often a chooser may choose a point that the constraints forbid. Such a point costs no GPU time.
 const maxIllegal = 1000
 
-// runRival measures what a chooser chooses, after the server's default, each point with a plain search from a primed cache.
-// There is no race: each point is measured in full.
-func runRival(w world, seed uint64, trials int, begin func(*plan.Plan) (chooser, error)) (f finding, err error) {
+// runRival measures the server's default, and then the points that a chooser chooses. It measures each point with a
+// plain search from a primed cache. There is no race: each point is measured in full.
+func runRival(w world, seed uint64, trials int, begin func(*plan.Plan) (chooser, error)) (f methodRun, err error) {
 	began := time.Now()
-	f = finding{World: w.name, Seed: seed}
+	f = methodRun{World: w.name, Seed: seed}
 	p, err := w.open(seed)
 	if err != nil {
 		return f, err
@@ -232,7 +241,7 @@ func runRival(w world, seed uint64, trials int, begin func(*plan.Plan) (chooser,
 			return f, fmt.Errorf("%s, seed %d, trial %d: %w", f.World, seed, n, err)
 		}
 		f.Counted += result.GPUTime
-		f.Best = better(f.Best, point, result)
+		f.Best = higherAnswer(f.Best, point, result)
 		f.Steps = append(f.Steps, stepOf(m, f.Best, result))
 		if n > 0 {
 			if err := choose.told(result.Capacity.Carried()); err != nil {
@@ -245,14 +254,14 @@ func runRival(w world, seed uint64, trials int, begin func(*plan.Plan) (chooser,
 }
 
 // hint is the rate at which the next search begins: the best capacity so far.
-func (f *finding) hint() float64 {
+func (f *methodRun) hint() float64 {
 	if f.Best == nil {
 		return 0
 	}
 	return f.Best.Rate
 }
 
-// plainRunner measures as `tuner init` says, with nothing that a study adds.
+// plainRunner returns a Runner with the settings of `tuner init`. It lacks the settings that only a study adds.
 func plainRunner(p *plan.Plan) *trial.Runner {
 	f := p.File
 	return &trial.Runner{
@@ -282,8 +291,8 @@ func nextLegal(s *space.Space, choose chooser, number int) (space.Point, error) 
 	return nil, fmt.Errorf("%d points in a row are not legal", maxIllegal)
 }
 
-// better returns the answer with the higher capacity.
-func better(best *answer, point space.Point, r trial.Result) *answer {
+// higherAnswer returns the answer with the higher capacity.
+func higherAnswer(best *answer, point space.Point, r trial.Result) *answer {
 	c := r.Capacity
 	if r.Outcome != trial.Measured || c.Carried() == 0 || best != nil && best.Rate >= c.Carried() {
 		return best
@@ -291,7 +300,7 @@ func better(best *answer, point space.Point, r trial.Result) *answer {
 	return &answer{Point: point, Rate: c.Carried(), Bound: c.Bound, Low: c.Lowest, High: c.Highest, StdErr: c.StdErr}
 }
 
-// A randomChooser is the sampler random.
+// A randomChooser chooses as the sampler named random does.
 type randomChooser struct {
 	sampler sampler.Sampler
 	history []studies.Trial
@@ -314,7 +323,7 @@ func (c *randomChooser) told(float64) error { return nil }
 
 func (c *randomChooser) close() error { return nil }
 
-// logRatio is ln(a/b), and 0 where one of them is not positive.
+// logRatio is ln(a/b). It is 0 if a or b is not positive.
 func logRatio(a, b float64) float64 {
 	if a <= 0 || b <= 0 {
 		return 0

@@ -15,10 +15,11 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// optunaVersion is the one that the driver was written for.
+// optunaVersion is the version of Optuna for which the driver was written.
 const optunaVersion = "5.0.0"
 
-// python is the interpreter that may have Optuna: SEARCH_PYTHON, or that of make clients, or python3.
+// python returns the Python interpreter that may have Optuna: SEARCH_PYTHON, or the interpreter that `make clients`
+// installs, or python3.
 func python() string {
 	if given := os.Getenv("SEARCH_PYTHON"); given != "" {
 		return given
@@ -39,7 +40,7 @@ var optunaProblem = map[string]func() string{
 	"gp":  sync.OnceValue(func() string { return lacks("import optuna, torch, scipy; print(optuna.__version__)") }),
 }
 
-// noOptuna says why that sampler of Optuna cannot run here, or nothing.
+// noOptuna says why a sampler of Optuna cannot run here; "" if it can.
 func noOptuna(sampler string) string { return optunaProblem[sampler]() }
 
 func lacks(imports string) string {
@@ -56,7 +57,7 @@ func lacks(imports string) string {
 	return ""
 }
 
-// An optuna is the driver as a process, for one study.
+// An optuna is a process of the driver, which runs one study of Optuna.
 type optuna struct {
 	space   *space.Space
 	process *exec.Cmd
@@ -64,7 +65,7 @@ type optuna struct {
 	out     *bufio.Scanner
 }
 
-// startOptuna starts a study of Optuna. It searches numbers on the space's own scales, from 0 to 1.
+// startOptuna starts a study of Optuna. Optuna sees each number as its position on the space's own scale, from 0 to 1.
 func startOptuna(sampler string, s *space.Space, seed uint64) (chooser, error) {
 	o := &optuna{space: s, process: exec.Command(python(), "testdata/optuna_driver.py")}
 	o.process.Stderr = os.Stderr

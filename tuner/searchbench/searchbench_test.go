@@ -17,7 +17,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// The settings of a run, from the environment. The defaults take about ten minutes on two cores.
+// These are the defaults for the settings of a run, which come from the environment. With the defaults, a run takes
+// about ten minutes on two cores.
 const (
 	defaultWorlds  = "^(h200-phase1|other)$"
 	defaultMethods = "^(study-.*|optuna-tpe)$"
@@ -38,10 +39,10 @@ func setting(t *testing.T, name string, otherwise int) int {
 	return n
 }
 
-// chosenWorlds returns the worlds of SEARCH_WORLDS, and the random ones of SEARCH_RANDOM, a list of seeds.
+// chosenWorlds returns the worlds that SEARCH_WORLDS names, and a random world for each seed in SEARCH_RANDOM.
 func chosenWorlds(t *testing.T) (chosen []world) {
 	t.Helper()
-	worlds, err := named()
+	worlds, err := namedWorlds()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +66,7 @@ func chosenWorlds(t *testing.T) (chosen []world) {
 	return chosen
 }
 
-// chosenMethods returns the methods of SEARCH_METHODS that can run here, and why the others cannot.
+// chosenMethods returns the methods of SEARCH_METHODS that can run here, and says why the other methods cannot.
 func chosenMethods() (chosen []method, skipped []string) {
 	wanted := regexp.MustCompile(cmp.Or(os.Getenv("SEARCH_METHODS"), defaultMethods))
 	for _, m := range methods() {
@@ -80,7 +81,7 @@ func chosenMethods() (chosen []method, skipped []string) {
 	return chosen, skipped
 }
 
-// TestSearchTable writes the table of BENCH_SEARCH.
+// TestSearchTable writes its table to the file that BENCH_SEARCH names.
 func TestSearchTable(t *testing.T) {
 	path := os.Getenv("BENCH_SEARCH")
 	if path == "" {
@@ -105,25 +106,26 @@ func TestSearchTable(t *testing.T) {
 			t.Fatal(err)
 		}
 		s.results = append(s.results, r)
-		if err := os.WriteFile(path, []byte(s.markdown()), 0o644); err != nil { // after each world, because a run may be ended
+		if err := os.WriteFile(path, []byte(s.markdown()), 0o644); err != nil { // written after each world, because a run may be ended early
 			t.Fatal(err)
 		}
 	}
 	t.Log("\n" + s.markdown())
 }
 
-// compare runs all methods in one world, finds the truths of all points that they recommended, and judges them.
+// compare runs all methods in one world, finds the truths (the true capacities) of all points that they recommended,
+// and judges them.
 func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary) (result, error) {
 	began := time.Now()
-	findings := make([]finding, len(chosen)*s.seeds)
+	runs := make([]methodRun, len(chosen)*s.seeds)
 	var group errgroup.Group
 	group.SetLimit(runtime.GOMAXPROCS(0))
-	for i := range findings {
+	for i := range runs {
 		group.Go(func() (err error) {
 			m := chosen[i/s.seeds]
-			findings[i], err = m.find(w, uint64(i%s.seeds+1), s.trials)
-			findings[i].Method = m.name
-			t.Logf("%s, %s, seed %d: %.0f s, %.1f GPU-h", w.name, m.name, findings[i].Seed, findings[i].Took.Seconds(), findings[i].Spent.total().Hours())
+			runs[i], err = m.find(w, uint64(i%s.seeds+1), s.trials)
+			runs[i].Method = m.name
+			t.Logf("%s, %s, seed %d: %.0f s, %.1f GPU-h", w.name, m.name, runs[i].Seed, runs[i].Took.Seconds(), runs[i].Spent.total().Hours())
 			return err
 		})
 	}
@@ -131,11 +133,11 @@ func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary)
 		return result{}, err
 	}
 	ran := time.Since(began)
-	truths, err := book.recommended(w, findings)
+	truths, err := book.recommended(w, runs)
 	if err != nil {
 		return result{}, err
 	}
-	best, err := book.best(w, answersOf(findings), runtime.GOMAXPROCS(0))
+	best, err := book.best(w, answersOf(runs), runtime.GOMAXPROCS(0))
 	if err != nil {
 		return result{}, err
 	}
@@ -146,26 +148,26 @@ func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary)
 	if err != nil {
 		return result{}, err
 	}
-	r := result{world: w, best: best, bestAt: pointText(p.Search.Space, best.Point), byName: map[string][]judged{}}
+	r := result{world: w, best: best, bestAt: pointText(p.Search.Space, best.Point), byName: map[string][]judgedRun{}}
 	for _, m := range chosen {
 		r.names = append(r.names, m.name)
 	}
-	for _, f := range findings {
+	for _, f := range runs {
 		last := 0.0
 		if f.Best != nil {
 			last = best.exact[f.Best.Point.String()]
 		}
 		j := judge(f, func(s step) float64 { return best.scale * truths[s.Point.String()] }, last, best.Capacity)
 		r.byName[f.Method] = append(r.byName[f.Method], j)
-		logFinding(t, p.Search.Space, j, last)
+		logRun(t, p.Search.Space, j, last)
 	}
 	n, took := book.cost(w)
-	t.Logf("%s: %.0f s for %d studies, %.0f s for %d truths (%.1f s of one core each)", w.name, ran.Seconds(), len(findings),
+	t.Logf("%s: %.0f s for %d studies, %.0f s for %d truths (%.1f s of one core each)", w.name, ran.Seconds(), len(runs),
 		(time.Since(began) - ran).Seconds(), n, took.Seconds()/float64(max(1, n)))
 	return r, nil
 }
 
-func logFinding(t *testing.T, s *space.Space, j judged, truth float64) {
+func logRun(t *testing.T, s *space.Space, j judgedRun, truth float64) {
 	t.Helper()
 	line := "nothing"
 	if j.Best != nil {
@@ -178,8 +180,8 @@ func logFinding(t *testing.T, s *space.Space, j judged, truth float64) {
 }
 
 // answersOf returns the points that the methods recommend at the end, each once.
-func answersOf(findings []finding) (points []space.Point) {
-	for _, f := range findings {
+func answersOf(runs []methodRun) (points []space.Point) {
+	for _, f := range runs {
 		if f.Best != nil && !slices.ContainsFunc(points, func(p space.Point) bool { return p.String() == f.Best.Point.String() }) {
 			points = append(points, f.Best.Point)
 		}
@@ -187,9 +189,9 @@ func answersOf(findings []finding) (points []space.Point) {
 	return points
 }
 
-// recommended returns the true capacities of all points that were ever the best of a finding.
-func (b *truthBook) recommended(w world, findings []finding) (map[string]float64, error) {
-	points := answersOf(findings) // first, because points far below them need no exact truth
+// recommended returns the true capacities of all points that were the best point of a method at any time.
+func (b *truthBook) recommended(w world, runs []methodRun) (map[string]float64, error) {
+	points := answersOf(runs) // the answers come first, because points far below them need no exact true capacity
 	seen := map[string]bool{}
 	for _, p := range points {
 		seen[p.String()] = true
@@ -200,12 +202,12 @@ func (b *truthBook) recommended(w world, findings []finding) (map[string]float64
 			points = append(points, p)
 		}
 	}
-	for _, f := range findings {
+	for _, f := range runs {
 		for _, s := range f.Steps {
 			add(s.Point)
 		}
 	}
-	all, err := b.all(w, points, runtime.GOMAXPROCS(0))
+	all, err := b.truthsOf(w, points, runtime.GOMAXPROCS(0))
 	truths := map[string]float64{}
 	for i, t := range all {
 		truths[points[i].String()] = t.Capacity
@@ -213,7 +215,7 @@ func (b *truthBook) recommended(w world, findings []finding) (map[string]float64
 	return truths, err
 }
 
-// cost returns how many truths of a world were computed, and the time of one core for them.
+// cost returns how many truths (true capacities) of a world were computed, and how much time of one core they took.
 func (b *truthBook) cost(w world) (int, time.Duration) {
 	b.mu.Lock()
 	defer b.mu.Unlock()

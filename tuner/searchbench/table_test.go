@@ -12,23 +12,24 @@ import (
 	"vllmtuner/trial/capacity"
 )
 
-// reach are the regrets for which the table has the GPU time until a method is that near the best.
+// reach is a list of regrets. For each regret, the table has the GPU time until a method's best point is that close to
+// the best point of the world.
 var reach = []float64{0.10, 0.05, 0.03}
 
-// A judged finding is a finding with the true values.
-type judged struct {
-	finding
-	regret  float64   // of the recommended point; 1 if there is none
-	hours   []float64 // GPU hours to each of reach; all its hours where it never came that near
-	reached []bool    // whether it did
+// A judgedRun is a methodRun compared with the true capacities.
+type judgedRun struct {
+	methodRun
+	regret  float64   // regret of the recommended point; 1 if there is none
+	hours   []float64 // GPU hours until the run came as near as each regret in reach; all its hours if it never did
+	reached []bool    // whether the run came that near, for each regret in reach
 	bias    float64   // ln(reported / true) of the recommended point
-	exact   bool      // bias means something
-	covered *bool     // whether the 95 % interval holds the truth; nil where there is none
+	exact   bool      // whether bias is known, because the reported capacity is exact
+	covered *bool     // whether the 95 % interval contains the true capacity; nil if there is no interval
 }
 
-// judge compares a finding with the truth.
-func judge(f finding, capacityOf func(step) float64, truthOfBest float64, best float64) judged {
-	j := judged{finding: f, regret: 1, hours: make([]float64, len(reach)), reached: make([]bool, len(reach))}
+// judge compares what a method did with the true capacities.
+func judge(f methodRun, capacityOf func(step) float64, truthOfBest float64, best float64) judgedRun {
+	j := judgedRun{methodRun: f, regret: 1, hours: make([]float64, len(reach)), reached: make([]bool, len(reach))}
 	if f.Best != nil {
 		j.regret = 1 - truthOfBest/best
 		if truthOfBest > 0 && f.Best.Rate > 0 && f.Best.Bound == capacity.Exact {
@@ -50,16 +51,16 @@ func judge(f finding, capacityOf func(step) float64, truthOfBest float64, best f
 	return j
 }
 
-// A result is one world with all findings by method.
+// A result is one world with what each method did in it.
 type result struct {
 	world  world
 	best   best
 	bestAt string
-	byName map[string][]judged // by seed
+	byName map[string][]judgedRun // the runs of each method, in the order of the seeds
 	names  []string
 }
 
-// A summary is the settings of a whole run.
+// A summary has the settings and the results of a whole run.
 type summary struct {
 	commit, engine string
 	seeds, trials  int
@@ -67,7 +68,7 @@ type summary struct {
 	results        []result
 }
 
-func values(all []judged, of func(judged) float64) []float64 {
+func values(all []judgedRun, of func(judgedRun) float64) []float64 {
 	v := make([]float64, len(all))
 	for i, j := range all {
 		v[i] = of(j)
@@ -75,7 +76,7 @@ func values(all []judged, of func(judged) float64) []float64 {
 	return v
 }
 
-// meanError is "mean ± standard error".
+// meanError writes the mean and its standard error, such as "2.1 ± 0.3".
 func meanError(v []float64, format string) string {
 	if len(v) < 2 {
 		return fmt.Sprintf(format, stat.Mean(v, nil))
@@ -92,11 +93,12 @@ func median(v []float64) float64 {
 // markdown returns the report.
 func (s summary) markdown() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Whole studies on engines whose capacities are known\n\n")
+	fmt.Fprintf(&b, "# Whole studies on engines whose capacities are known\n\n"+
+		"Read here how good the flags are that a study finds, and how much GPU time it takes, beside the methods of other tools.\n\n")
 	fmt.Fprintf(&b, "`make bench-search` wrote this page. Commit %s; %d seeds; %d trials a study; engines %s. All figures are simulated.\n"+
 		"Every method has the settings of `tuner init`. *Regret* is how far the true capacity of the recommended point lies below the best\n"+
-		"known one. *To 10 %%* is the GPU time until the best point so far is truly within 10 %%; a study that never comes there counts with all\n"+
-		"its time, and the number in brackets says how many did.\n", s.commit, s.seeds, s.trials, s.engine)
+		"known one. *To 10 %%* is the GPU time until the best point so far is truly within 10 %%; a study that never gets there counts with all\n"+
+		"its time, and the number in brackets says how many studies got there.\n", s.commit, s.seeds, s.trials, s.engine)
 	for _, r := range s.results {
 		r.write(&b)
 	}
@@ -126,7 +128,7 @@ func (r result) write(b *strings.Builder) {
 
 func (r result) writeSearch(b *strings.Builder, name string) {
 	all := r.byName[name]
-	regrets := values(all, func(j judged) float64 { return 100 * j.regret })
+	regrets := values(all, func(j judgedRun) float64 { return 100 * j.regret })
 	fmt.Fprintf(b, "| %s | %s | %.1f | %.1f |", name, meanError(regrets, "%.1f"), median(regrets), slices.Max(regrets))
 	for i := range reach {
 		came := 0
@@ -135,24 +137,24 @@ func (r result) writeSearch(b *strings.Builder, name string) {
 				came++
 			}
 		}
-		fmt.Fprintf(b, " %.1f (%d) |", stat.Mean(values(all, func(j judged) float64 { return j.hours[i] }), nil), came)
+		fmt.Fprintf(b, " %.1f (%d) |", stat.Mean(values(all, func(j judgedRun) float64 { return j.hours[i] }), nil), came)
 	}
 	fmt.Fprintf(b, " %s | %.1f | %.1f |\n", meanError(values(all, hoursOf), "%.1f"),
-		stat.Mean(values(all, func(j judged) float64 { return float64(len(j.Steps)) }), nil),
-		stat.Mean(values(all, func(j judged) float64 { return float64(j.crashes()) }), nil))
+		stat.Mean(values(all, func(j judgedRun) float64 { return float64(len(j.Steps)) }), nil),
+		stat.Mean(values(all, func(j judgedRun) float64 { return float64(j.crashes()) }), nil))
 }
 
-func hoursOf(j judged) float64 { return j.Spent.total().Hours() }
+func hoursOf(j judgedRun) float64 { return j.Spent.total().Hours() }
 
 func (r result) writeCost(b *strings.Builder, name string) {
 	all := r.byName[name]
 	fmt.Fprintf(b, "| %s |", name)
-	for _, part := range []func(spending) time.Duration{
-		func(s spending) time.Duration { return s.Start + s.Stop }, func(s spending) time.Duration { return s.WarmUp },
-		func(s spending) time.Duration { return s.LeadIn }, func(s spending) time.Duration { return s.Window },
-		func(s spending) time.Duration { return s.RunOut },
+	for _, part := range []func(gpuTimes) time.Duration{
+		func(s gpuTimes) time.Duration { return s.Start + s.Stop }, func(s gpuTimes) time.Duration { return s.WarmUp },
+		func(s gpuTimes) time.Duration { return s.LeadIn }, func(s gpuTimes) time.Duration { return s.Window },
+		func(s gpuTimes) time.Duration { return s.RunOut },
 	} {
-		fmt.Fprintf(b, " %.2f |", stat.Mean(values(all, func(j judged) float64 { return part(j.Spent).Hours() }), nil))
+		fmt.Fprintf(b, " %.2f |", stat.Mean(values(all, func(j judgedRun) float64 { return part(j.Spent).Hours() }), nil))
 	}
 	var biases []float64
 	held, of := 0, 0
@@ -180,11 +182,11 @@ func (r result) writeCost(b *strings.Builder, name string) {
 		fmt.Fprintln(b, " | |")
 		return
 	}
-	fmt.Fprintf(b, " %s | %s |\n", r.paired(name, func(j judged) float64 { return 100 * j.regret }), r.paired(name, hoursOf))
+	fmt.Fprintf(b, " %s | %s |\n", r.paired(name, func(j judgedRun) float64 { return 100 * j.regret }), r.paired(name, hoursOf))
 }
 
-// paired is the mean of the differences to the first method with the same seeds.
-func (r result) paired(name string, of func(judged) float64) string {
+// paired writes the mean difference of a method to the first method, over pairs with the same seed.
+func (r result) paired(name string, of func(judgedRun) float64) string {
 	mine, theirs := values(r.byName[r.names[0]], of), values(r.byName[name], of)
 	differences := make([]float64, len(theirs))
 	for i := range theirs {

@@ -19,7 +19,7 @@ func TestTheTruthOfAQueueIsKnown(t *testing.T) {
 	}
 	file := fmt.Sprintf(header+flags+limits, "8192", 0.5, 8, 512, int(1000*limit), 1000) +
 		"workload: {kind: random, input_tokens: 1000, output_tokens: 1}\n"
-	w := other(machine, file, slowGrid)
+	w := otherWorld(machine, file, slowGrid)
 	got, err := w.truth(space.Point{}, 5, 0, effort{1000, 10 * time.Second, 8, 16, 0.012, 0, 0})
 	if err != nil {
 		t.Fatal(err)
@@ -30,7 +30,8 @@ func TestTheTruthOfAQueueIsKnown(t *testing.T) {
 	}
 }
 
-// queueCapacity returns the rate at which goal of the customers of an M/D/1 queue stay longer than the limit.
+// queueCapacity returns the rate at which the share goal of the customers of an M/D/1 queue stays longer than the
+// limit.
 func queueCapacity(service, limit float64) float64 {
 	low, high := 0.0, 1/service
 	for range 60 {
@@ -54,7 +55,7 @@ func queueCapacity(service, limit float64) float64 {
 }
 
 func TestEveryWorldOpens(t *testing.T) {
-	worlds, err := named()
+	worlds, err := namedWorlds()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,58 +16,60 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A truth is the long-run capacity of a point: the rate at which goal of the requests break one limit.
+// A truth is the long-run capacity of a point: the rate at which the allowed share of requests (the constant goal)
+// breaks a limit.
 type truth struct {
 	World    string
 	Point    space.Point
 	Capacity float64       // requests per second; 0 if the server does not start, or keeps no rate
-	StdErr   float64       // of ln(capacity), between draws
-	Limit    string        // that breaks first; or why there is no capacity
-	Requests int           // at each rate
-	Rough    bool          // a first estimate alone, within about 5 %, because the point is far from the best
-	Took     time.Duration // to compute it
+	StdErr   float64       // standard error of ln(capacity), from the differences between draws (sets of random requests)
+	Limit    string        // the limit that breaks first, or why there is no capacity
+	Requests int           // number of requests at each rate
+	Rough    bool          // whether this is only a first estimate, within about 5 %, because the point is far from the best
+	Took     time.Duration // time to compute it
 }
 
 const (
 	goal = 0.01
-	// truthDraws is the first draw of a truth; the draws of studies are lower.
+	// truthDraws is the number of the first draw (one set of random requests) of a truth. Studies use lower numbers.
 	truthDraws = 1 << 12
-	// The capacity lies between these, requests per second.
+	// The capacity is looked for between these rates, in requests per second.
 	lowestRate, highestRate = 0.02, 400
 )
 
 // An effort says how many requests are spent to measure the true capacity of a point. All points get the same draws, so
 // that they are compared on the same requests.
 type effort struct {
-	requests    int           // of one draw at one rate
-	leadIn      time.Duration // before them
+	requests    int           // number of requests of one draw at one rate
+	leadIn      time.Duration // load before these requests
 	batch, most int           // draws are added batch by batch until the standard error is low enough
 	stdErr      float64
-	near        float64 // a point is measured further only if its first estimate is this part of the best known capacity
-	first       int     // draw
+	near        float64 // a point is measured further only if its first estimate is at least this fraction of the best known capacity
+	first       int     // number of the first draw, counted from truthDraws in steps of drawsOfSeed
 }
 
 var (
 	fullEffort = effort{2000, 120 * time.Second, 8, 16, 0.012, 0.85, 0}
-	// finalEffort is for the few points that may be the best. They were chosen for their high truths, so part of these is luck.
-	// Other draws show how much.
+	// finalEffort is for the few points that may be the best. These points were chosen because their measured
+	// capacities are high. Part of a high capacity is luck, and other draws show how much.
 	finalEffort = effort{2000, 120 * time.Second, 16, 32, 0.007, 0, 100}
 )
 
-// around are the rates of a truth, as multiples of a first estimate.
+// around has the rates at which a true capacity is measured, as multiples of a first estimate.
 var around = []float64{0.93, 0.98, 1.03, 1.08}
 
-// A subject is one server of a point, with the cache that the world's protocol wants.
+// A subject is one started server with the flags of a point. Its cache is in the state that the world's protocol wants.
 type subject struct {
 	plan   *plan.Plan
 	server trial.Server
 	load   trial.Load
 	draw   int
-	sent   int // stretches so far
+	sent   int // number of loads so far
 }
 
-// subject starts and primes the server for a draw. priming is a rate at which no queue forms.
-func (w world) subject(p *plan.Plan, point space.Point, draw int, priming float64) (*subject, error) {
+// subject starts and primes the server for a draw (one set of random requests). primingRate is a rate at which no queue
+// forms.
+func (w world) subject(p *plan.Plan, point space.Point, draw int, primingRate float64) (*subject, error) {
 	args := slices.Concat(p.File.Server.Args, p.Search.Space.Args(point))
 	server, load, err := w.start()(background, trial.Launch{Number: truthDraws + draw, Args: args})
 	if err != nil {
@@ -77,7 +79,7 @@ func (w world) subject(p *plan.Plan, point space.Point, draw int, priming float6
 	if p.Load.Protocol() == trial.Reset {
 		return s, nil
 	}
-	return s, s.prime(priming)
+	return s, s.prime(primingRate)
 }
 
 // prime passes once through a finite workload, or sends twice as many tokens as the KV cache holds.
@@ -103,11 +105,12 @@ func (s *subject) prime(rate float64) error {
 	return nil
 }
 
-// share offers a rate, and returns how many requests of at least n break each limit.
-func (s *subject) share(rate float64, n int, leadIn time.Duration) (broken []int, of int, err error) {
+// countBreaks sends at least n counted requests at a rate. It returns how many of them break each limit, and how many
+// it counted.
+func (s *subject) countBreaks(rate float64, n int, leadIn time.Duration) (broken []int, of int, err error) {
 	lengths := s.plan.File.Probe
 	load := workload.Plan{Source: s.plan.Load.Source, Seed: uint64(s.draw), Rate: rate, LeadIn: leadIn, MinRequests: n}
-	if s.plan.Load.Protocol() == trial.Reset { // the cache fills through a window, so it must be as long as the study's
+	if s.plan.Load.Protocol() == trial.Reset { // the cache fills during a window, so the window must be as long as the study's
 		load.LeadIn, load.Window, load.MinRequests = lengths.LeadIn, lengths.Window, lengths.MinRequests
 	}
 	broken = make([]int, len(s.plan.File.SLO.Limits))
@@ -127,14 +130,14 @@ func (s *subject) share(rate float64, n int, leadIn time.Duration) (broken []int
 		}
 		of += len(run.Samples)
 		for i, l := range s.plan.File.SLO.Limits {
-			broken[i] += breaks(l, run.Samples)
+			broken[i] += countBroken(l, run.Samples)
 		}
 	}
 	return broken, of, nil
 }
 
-// breaks counts the requests that break a limit. It shares no code with the judge of studies.
-func breaks(l slo.Limit, samples []bench.Sample) (n int) {
+// countBroken counts the requests that break a limit. It shares no code with the judge of studies.
+func countBroken(l slo.Limit, samples []bench.Sample) (n int) {
 	for _, s := range samples {
 		took := s.First - s.Due
 		if l.Metric == slo.TPOT {
@@ -147,8 +150,9 @@ func breaks(l slo.Limit, samples []bench.Sample) (n int) {
 	return n
 }
 
-// truth measures a point. guess is a rate near its capacity, and best the highest capacity that is known; 0 for none.
-func (w world) truth(point space.Point, guess, best float64, e effort) (truth, error) {
+// truth measures the capacity of a point. guess is a rate near that capacity. bestKnown is the highest capacity known
+// so far; 0 if none is known.
+func (w world) truth(point space.Point, guess, bestKnown float64, e effort) (truth, error) {
 	began := time.Now()
 	t := truth{World: w.name, Point: point}
 	p, err := w.open(0)
@@ -164,7 +168,7 @@ func (w world) truth(point space.Point, guess, best float64, e effort) (truth, e
 		t.Limit = "no rate"
 		return t, err
 	}
-	if center < e.near*best {
+	if center < e.near*bestKnown {
 		t.Capacity, t.StdErr, t.Limit, t.Rough, t.Took = center, 0.05, "unknown", true, time.Since(began)
 		return t, nil
 	}
@@ -186,7 +190,8 @@ func (w world) truth(point space.Point, guess, best float64, e effort) (truth, e
 	return t, nil
 }
 
-// locate finds the capacity within 4 % by one draw. It returns 0 if not even the lowest rate keeps the limits.
+// locate finds the capacity to within 4 %, with one draw (one set of random requests). It returns 0 if not even the
+// lowest rate keeps the limits.
 func (w world) locate(p *plan.Plan, point space.Point, guess float64) (float64, error) {
 	const narrow = 1.04
 	low, high, step := 0.0, math.Inf(1), 1.2
@@ -195,7 +200,7 @@ func (w world) locate(p *plan.Plan, point space.Point, guess float64) (float64, 
 		if err != nil {
 			return 0, err
 		}
-		broken, of, err := s.share(rate, 1500, p.File.Probe.LeadIn)
+		broken, of, err := s.countBreaks(rate, 1500, p.File.Probe.LeadIn)
 		switch {
 		case err != nil:
 			return 0, err
@@ -242,7 +247,8 @@ func (m *shares) inside() bool {
 	return m.rates[0] <= m.capacity && m.capacity <= m.rates[len(m.rates)-1]
 }
 
-// measure adds draws until the capacity is sure enough, or lies outside the rates.
+// measure adds draws (sets of random requests) until the standard error is small enough, or until the capacity lies
+// outside the rates.
 func (m *shares) measure() error {
 	m.of = make([]int, len(m.rates))
 	for draw := 0; draw < m.most; draw++ {
@@ -252,7 +258,7 @@ func (m *shares) measure() error {
 		}
 		counts, sizes := make([][]int, len(m.rates)), make([]int, len(m.rates))
 		for i, rate := range m.rates {
-			if counts[i], sizes[i], err = s.share(rate, m.requests, m.leadIn); err != nil {
+			if counts[i], sizes[i], err = s.countBreaks(rate, m.requests, m.leadIn); err != nil {
 				return err
 			}
 			m.of[i] += sizes[i]
@@ -269,30 +275,31 @@ func (m *shares) measure() error {
 	return nil
 }
 
-// read computes the capacity, and its standard error by leaving out one draw at a time.
+// read computes the capacity. It computes the standard error by leaving out one draw at a time (jackknife).
 func (m *shares) read() {
 	limit := 0
-	m.capacity, limit = m.crossing(-1)
+	m.capacity, limit = m.goalRate(-1)
 	m.limit = m.plan.File.SLO.Limits[limit].String()
 	n := float64(len(m.counts))
 	sum, squares := 0.0, 0.0
-	for without := range m.counts {
-		c, _ := m.crossing(without)
+	for leftOut := range m.counts {
+		c, _ := m.goalRate(leftOut)
 		sum += math.Log(c)
 		squares += math.Log(c) * math.Log(c)
 	}
 	m.stdErr = math.Sqrt(max(0, (n-1)/n*(squares-sum*sum/n)))
 }
 
-// crossing returns the rate at which the first limit reaches the goal, over all draws but one.
-func (m *shares) crossing(without int) (rate float64, limit int) {
+// goalRate returns the lowest rate at which the share of requests that break a limit reaches goal, and the index of
+// that limit. leftOut is the index of a draw to leave out; -1 leaves out none.
+func (m *shares) goalRate(leftOut int) (rate float64, limit int) {
 	rate = math.Inf(1)
 	for l := range m.plan.File.SLO.Limits {
 		logs := make([]float64, len(m.rates)) // ln of the shares, never falling
 		for i := range m.rates {
-			broken, of := 0.5, 1.0 // so that no logarithm is infinite
+			broken, of := 0.5, 1.0 // count half a broken request more, so that no logarithm is infinite
 			for draw := range m.counts {
-				if draw != without {
+				if draw != leftOut {
 					broken += float64(m.counts[draw][i][l])
 					of += float64(m.sizes[draw][i])
 				}
@@ -309,8 +316,8 @@ func (m *shares) crossing(without int) (rate float64, limit int) {
 	return rate, limit
 }
 
-// cross returns the rate at which the logarithms reach a value. Outside the rates it goes on as in the nearest pair, by at
-// most 10 %.
+// cross returns the rate at which the logarithms reach a value. Outside the rates it extrapolates from the nearest two
+// rates, by at most 10 %.
 func cross(rates, logs []float64, value float64) float64 {
 	i := 0
 	for i < len(logs)-2 && logs[i+1] < value {

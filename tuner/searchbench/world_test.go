@@ -16,16 +16,18 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
-// A world is one engine with one workload, its limits and a space of flags. All worlds have the settings of `tuner init`.
+// A world is all that stays the same while methods are compared: one engine with one workload, its limits and a space
+// of flags. All worlds have the settings of `tuner init`.
 type world struct {
 	name   string
-	file   string             // a study file with what differs from the defaults
+	file   string             // a study file, with the settings that differ from the defaults
 	engine string             // everything that decides how the engine behaves, as text
-	start  func() trial.Start // each study has its own
+	start  func() trial.Start // returns a new Start for each study
 	grid   [2]float64         // lowest and highest rate of a manual sweep, requests per second
 }
 
-// The grids of manual sweeps, chosen for the kind of server and not for its capacity.
+// These are the rate grids of manual sweeps. They fit the kind of server, and were chosen without knowing the capacity
+// of any server.
 var (
 	slowGrid = [2]float64{0.25, 25}
 	fastGrid = [2]float64{0.5, 50}
@@ -41,7 +43,8 @@ const (
   max-num-batched-tokens: {int: [%d, 32768], log: true}
 `
 	legal = "constraints: [\"max-num-batched-tokens >= max-num-seqs\"]\n"
-	// drafts must come after flags. The workloads have random tokens, and the simulator draws what is accepted.
+	// drafts must come after flags. The prompts of the workloads are random tokens, so the simulator decides by chance
+	// which draft tokens are accepted.
 	drafts = `  num-speculative-tokens: [0, 1, 2, 3, 5]
 speculative_config: {method: eagle3, model: example/drafter}
 allow_meaningless_speculation: true
@@ -49,12 +52,12 @@ speculation: {min_acceptance: 2%}
 `
 )
 
-// h200 is a study file for the H200 with some lines of its own.
+// h200 returns a study file for the H200, with some further lines.
 func h200(ttft int, lowest float64, lines string) string {
 	return fmt.Sprintf(header+limits+flags, "16384", ttft, 60, lowest, 16, 1024) + lines + legal
 }
 
-// simulated is a world on the simulator's engine.
+// simulated returns a world on the simulator's engine.
 func simulated(name, profile, file string, grid [2]float64, change func(*sim.Profile)) (world, error) {
 	base, err := sim.LoadProfile(profile)
 	if err != nil {
@@ -68,12 +71,12 @@ func simulated(name, profile, file string, grid [2]float64, change func(*sim.Pro
 	return world{name, file, changed.Text(), start, grid}, nil
 }
 
-// set changes one constant of a profile.
+// set returns a function that changes one constant of a profile.
 func set(path string, values ...float64) func(*sim.Profile) {
 	return func(p *sim.Profile) { p.Set(path, values, "made up", "for this world") }
 }
 
-func other(machine otherengine.Machine, file string, grid [2]float64) world {
+func otherWorld(machine otherengine.Machine, file string, grid [2]float64) world {
 	start := func() trial.Start { return machine.Start }
 	return world{machine.Name, file, fmt.Sprintf("%+v", machine), start, grid}
 }
@@ -83,8 +86,8 @@ const (
 	production = "workload: {kind: production}\n"
 )
 
-// named returns the worlds that are not drawn at random.
-func named() ([]world, error) {
+// namedWorlds returns the worlds that are not drawn at random.
+func namedWorlds() ([]world, error) {
 	tight := func(p *sim.Profile) {
 		set("memory.gpu", 90)(p)
 		set("memory.graph_reserve", 5)(p)
@@ -111,11 +114,11 @@ func named() ([]world, error) {
 		}
 		worlds = append(worlds, made)
 	}
-	return append(worlds, others()...), nil
+	return append(worlds, otherWorlds()...), nil
 }
 
-// others returns the worlds on the other engine.
-func others() []world {
+// otherWorlds returns the worlds on the other engine.
+func otherWorlds() []world {
 	ordinary := otherengine.Machine{
 		Name: "other", Memory: 600_000, Weights: 430_000, PerSeq: 60, PerBatch: 3, OOMUtil: 1, OOMSeqs: 2e-5, OOMBatch: 2e-6,
 		Decode: 2400, Half: 60, Prefill: 22_000, Chunk: 1500, Share: 6000, PauseEvery: 900, PauseLeast: 0.2, PauseMost: 0.5,
@@ -130,14 +133,15 @@ func others() []world {
 	pauses.Weights = 260_000
 	file := fmt.Sprintf(header+flags+legal, "8192", 0.7, 8, 512)
 	return []world{
-		other(ordinary, file+fmt.Sprintf(limits, 1500, 60)+"workload: {kind: prefix-repetition, prefixes: 40, prefix_tokens: 1500, suffix_tokens: 500, output_tokens: 250}\n", slowGrid),
-		other(tight, file+fmt.Sprintf(limits, 2000, 60)+"workload: {kind: random, input_tokens: 1500, output_tokens: 300, range_ratio: 0.8}\n", slowGrid),
-		other(pauses, file+fmt.Sprintf(limits, 500, 60)+"workload: {kind: random, input_tokens: 700, output_tokens: 150, range_ratio: 0.8}\n", slowGrid),
+		otherWorld(ordinary, file+fmt.Sprintf(limits, 1500, 60)+"workload: {kind: prefix-repetition, prefixes: 40, prefix_tokens: 1500, suffix_tokens: 500, output_tokens: 250}\n", slowGrid),
+		otherWorld(tight, file+fmt.Sprintf(limits, 2000, 60)+"workload: {kind: random, input_tokens: 1500, output_tokens: 300, range_ratio: 0.8}\n", slowGrid),
+		otherWorld(pauses, file+fmt.Sprintf(limits, 500, 60)+"workload: {kind: random, input_tokens: 700, output_tokens: 150, range_ratio: 0.8}\n", slowGrid),
 	}
 }
 
-// randomWorld draws a world. The same seed gives the same world. It varies the constants of one of the simulator's
-// profiles, the size of the memory, the lengths and what prompts share, and the limits.
+// randomWorld makes a random world. The same seed gives the same world. It varies the constants of one of the
+// simulator's profiles and the size of the memory. It also varies the lengths of the requests, how much their prompts
+// share, and the limits.
 func randomWorld(seed uint64) (world, error) {
 	for attempt := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, attempt))
@@ -145,21 +149,21 @@ func randomWorld(seed uint64) (world, error) {
 		if err != nil {
 			return w, fmt.Errorf("random world %d: %w", seed, err)
 		}
-		ttft, tpot, err := w.alone()
+		ttft, tpot, err := w.singleLatencies()
 		if err != nil {
 			continue // the server does not start with its defaults
 		}
-		w.file += fmt.Sprintf(limits, int(ttft*between(r, 2, 12)), int(math.Ceil(tpot*between(r, 1.2, 3))))
+		w.file += fmt.Sprintf(limits, int(ttft*logUniform(r, 2, 12)), int(math.Ceil(tpot*logUniform(r, 1.2, 3))))
 		return w, nil
 	}
 	return world{}, fmt.Errorf("random world %d: no server of 100 starts", seed)
 }
 
-func between(r *rand.Rand, low, high float64) float64 {
+func logUniform(r *rand.Rand, low, high float64) float64 {
 	return low * math.Exp(r.Float64()*math.Log(high/low))
 }
 
-// drawWorld draws a world without its limits.
+// drawWorld makes a random world without its limits.
 func drawWorld(r *rand.Rand, name string) (world, error) {
 	profile := []string{"h200-llama70b-fp8", "l4-qwen0.5b", "small-fast"}[r.IntN(3)]
 	vary := func(p *sim.Profile) {
@@ -172,10 +176,10 @@ func drawWorld(r *rand.Rand, name string) (world, error) {
 		vary(0.3, &c.Fixed, &c.Weights, &c.PerToken, &c.PerSequence, &c.PerKVToken, &c.PerAttentionPair, &c.PrefillExtra, &c.EagerExtra)
 		vary(0.3, &m.KVBytesPerToken, &m.SamplerBytesPerSeq, &m.ActivationGiB, &m.GraphReserveGiB)
 		vary(0.1, &m.GPUGiB)
-		p.StartUp = sim.StartUp{Weights: between(r, 20, 200), Profile: 15, Compile: 35, Graphs: 25}
+		p.StartUp = sim.StartUp{Weights: logUniform(r, 20, 200), Profile: 15, Compile: 35, Graphs: 25}
 	}
 	file := fmt.Sprintf(header+flags+legal, "8192", []float64{0.5, 0.7, 0.8}[r.IntN(3)], 8<<r.IntN(3), 512<<r.IntN(3))
-	input, output := int(between(r, 150, 2500)), int(between(r, 40, 400))
+	input, output := int(logUniform(r, 150, 2500)), int(logUniform(r, 40, 400))
 	if r.IntN(3) == 0 {
 		file += fmt.Sprintf("workload: {kind: prefix-repetition, prefixes: %d, prefix_tokens: %d, suffix_tokens: %d, output_tokens: %d}\n",
 			5+r.IntN(100), 160+16*r.IntN(90), min(input, 1500), output)
@@ -186,8 +190,9 @@ func drawWorld(r *rand.Rand, name string) (world, error) {
 	return simulated(name, profile, file, [2]float64{0.2, 50}, vary)
 }
 
-// alone returns the p99 latencies of single requests to the server with its defaults, in milliseconds.
-func (w world) alone() (ttft, tpot float64, err error) {
+// singleLatencies returns the p99 TTFT and p99 TPOT, in milliseconds, of requests that the server gets one at a time.
+// The server has its default flags.
+func (w world) singleLatencies() (ttft, tpot float64, err error) {
 	p, err := (world{file: w.file + fmt.Sprintf(limits, 1000, 1000)}).open(1)
 	if err != nil {
 		return 0, 0, err
@@ -205,17 +210,18 @@ func (w world) alone() (ttft, tpot float64, err error) {
 	return m.TTFT.P99, m.TPOT.P99, nil
 }
 
-// drawsOfSeed is the number of draws of requests that one study may use. The truth uses higher ones.
+// drawsOfSeed is the number of draws (sets of random requests) that one study may use. Truths (true capacities) use
+// draws with higher numbers.
 const drawsOfSeed = 64
 
-// A drawn source gives the studies of each seed different requests of the same population.
-type drawn struct {
+// A drawnSource gives the studies of each seed different requests of the same population.
+type drawnSource struct {
 	workload.Source
 	draw int
 }
 
 // Request adds d.draw to the draw of the stream.
-func (d drawn) Request(st workload.Stream, i int) *workload.Request {
+func (d drawnSource) Request(st workload.Stream, i int) *workload.Request {
 	const streams = 1 << 8 // the low 8 bits of a Stream name its purpose, the higher bits its draw
 	return d.Source.Request((st % streams).Draw(int(st/streams)+d.draw), i)
 }
@@ -231,6 +237,6 @@ func (w world) open(seed uint64) (*plan.Plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p.Load.Seed, p.Load.Source = seed, drawn{p.Load.Source, drawsOfSeed * int(seed)}
+	p.Load.Seed, p.Load.Source = seed, drawnSource{p.Load.Source, drawsOfSeed * int(seed)}
 	return p, nil
 }

@@ -14,22 +14,22 @@ import (
 	"strings"
 )
 
-// vLLM reads the number of speculative tokens from this key in the JSON value of this flag (vLLM 0.14.1 and 0.33,
-// vllm/config/speculative.py).
+// vLLM reads the number of speculative tokens from the key speculativeKey in the JSON value of the flag speculativeFlag
+// (vLLM 0.14.1 and 0.33, vllm/config/speculative.py).
 const (
 	speculativeFlag = "speculative-config"
 	speculativeKey  = "num_speculative_tokens"
 )
 
 // Args returns the point as args of `vllm serve`, in the order of the parameters. It leaves out names that are not
-// parameters, because Check reports them.
+// parameters, because Check reports them. It also leaves out environment variables, which Point.Env returns.
 func (s *Space) Args(p Point) []string {
 	var args []string
 	for i := range s.parameters {
 		name := s.parameters[i].Name
 		text, ok := p[name]
 		switch {
-		case !ok:
+		case !ok || IsVariable(name):
 		case name == SpeculativeTokens:
 			args = append(args, s.speculativeArgs(text)...)
 		case s.parameters[i].Kind == Bool && text == "false":
@@ -131,15 +131,24 @@ func dashedName(name string) string {
 }
 
 // ParseArgs returns the point that the args of a server stand for. Values may be out of range, because the user's
-// current args may be. A flag that is not searched is an error. If a flag is given twice, the last one counts, as in
-// vLLM.
+// current args may be. NAME=value words before the first flag are environment variables, as in a shell. A flag or
+// variable that is not searched is an error. If a flag is given twice, the last one counts, as in vLLM.
 func (s *Space) ParseArgs(args []string) (Point, error) {
+	env, args := CutEnv(args)
 	flags, err := Flags(args)
 	if err != nil {
 		return nil, err
 	}
 	p := Point{}
 	var errs []error
+	for _, word := range env {
+		name, value, err := s.ParseVariable(word)
+		if err != nil {
+			errs = append(errs, err)
+			continue
+		}
+		p[name] = value
+	}
 	for _, f := range flags {
 		name, value, err := s.ParseFlag(f)
 		if err != nil {
@@ -167,7 +176,7 @@ func (s *Space) ParseFlag(f Flag) (name, value string, err error) {
 		return on, "false", noValue(f)
 	}
 	switch {
-	case p == nil || p.Name == SpeculativeTokens:
+	case p == nil || p.Name == SpeculativeTokens || IsVariable(p.Name):
 		return "", "", s.notSearchedError(f)
 	case p.Kind == Bool:
 		return p.Name, "true", noValue(f)
@@ -187,13 +196,14 @@ func noValue(f Flag) error {
 
 func (s *Space) notSearchedError(f Flag) error {
 	remedy := "move it to server.args, or search it under parameters"
-	if best := Nearest(f.Name, sortedNames(s.index)); best != "" && best != SpeculativeTokens {
-		remedy += fmt.Sprintf(", or did you mean --%s?", best)
+	if best := Nearest(f.Name, slices.Sorted(maps.Keys(s.index))); best != "" && best != SpeculativeTokens {
+		remedy = fmt.Sprintf("did you mean --%s? If not, %s", best, remedy)
 	}
 	return fmt.Errorf("--%s is not searched; %s", f.Name, remedy)
 }
 
-// parseSpeculation returns the number of tokens in --speculative-config. All other keys must be as in the study.
+// parseSpeculation returns the number of tokens in --speculative-config. All other keys must have the same values as in
+// the study.
 func (s *Space) parseSpeculation(f Flag) (string, error) {
 	var config map[string]any
 	if len(f.Values) != 1 || json.Unmarshal([]byte(f.Values[0]), &config) != nil {
@@ -204,7 +214,7 @@ func (s *Space) parseSpeculation(f Flag) (string, error) {
 		return "", fmt.Errorf("--%s needs %s with a whole number above 0; add it, or remove the flag", speculativeFlag, speculativeKey)
 	}
 	delete(config, speculativeKey)
-	theirs, _ := encode(config) // it was JSON
+	theirs, _ := encode(config) // no error: config was parsed from JSON
 	if ours, _ := encode(s.speculative); theirs != ours {
 		return "", fmt.Errorf("--%s is %s, but speculative_config is %s; make them equal", speculativeFlag, theirs, ours)
 	}
@@ -219,11 +229,19 @@ func (p *Parameter) Read(text string) (string, error) {
 	if p.Kind == Int || p.Kind == Float {
 		v, err := p.Number(text)
 		if err != nil {
-			return "", fmt.Errorf("--%s %s is not a number; write one, such as %g", p.Name, text, p.Min)
+			return "", fmt.Errorf("%s %s is not a number; write one, such as %g", p.title(), text, p.Min)
 		}
 		return formatNumber(v), nil
 	}
 	return p.canonical(text), nil
+}
+
+// title returns the parameter's name in the form of a command line.
+func (p *Parameter) title() string {
+	if IsVariable(p.Name) {
+		return p.Name
+	}
+	return "--" + p.Name
 }
 
 var humanInt = regexp.MustCompile(`^([0-9]{1,6}(?:\.[0-9]{1,3})?)([kKmM])$`)

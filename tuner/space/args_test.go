@@ -48,7 +48,7 @@ func TestParseArgs(t *testing.T) {
 		{"a flag that is not searched", "--enforce-eager", nil,
 			"--enforce-eager is not searched; move it to server.args, or search it under parameters"},
 		{"a misspelt flag", "--max-num-seq 4", nil,
-			"--max-num-seq is not searched; move it to server.args, or search it under parameters, or did you mean --max-num-seqs?"},
+			"--max-num-seq is not searched; did you mean --max-num-seqs? If not, move it to server.args, or search it under parameters"},
 		{"no value", "--max-num-seqs --enable-chunked-prefill", nil, "--max-num-seqs has 0 values (); write one after it"},
 		{"a bool with a value", "--enable-chunked-prefill true", nil, `--enable-chunked-prefill takes no value; remove "true"`},
 		{"no number", "--max-num-seqs many", nil, "--max-num-seqs many is not a number; write one, such as 16"},

@@ -3,6 +3,7 @@ package space
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strconv"
@@ -15,10 +16,10 @@ import (
 // flag does not hold.
 func (s *Space) Check(p Point) error {
 	var errs []error
-	for _, name := range sortedNames(p) {
+	for _, name := range slices.Sorted(maps.Keys(p)) {
 		parameter := s.Parameter(name)
 		if parameter == nil {
-			errs = append(errs, fmt.Errorf("unknown parameter %q; %s", name, DidYouMean(name, sortedNames(s.index))))
+			errs = append(errs, fmt.Errorf("unknown parameter %q; %s", name, DidYouMean(name, slices.Sorted(maps.Keys(s.index)))))
 			continue
 		}
 		if err := parameter.Check(p[name]); err != nil {
@@ -38,6 +39,26 @@ func (s *Space) Check(p Point) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// Possible reports whether a legal point may have these values. A missing value may be any value, so a constraint or a
+// condition on it may hold.
+func (s *Space) Possible(p Point) bool {
+	for name := range p {
+		condition := s.when[s.index[name]]
+		if condition == nil {
+			continue
+		}
+		if holds, known, err := condition.holds(s.conditionValue(p)); err == nil && known && !holds {
+			return false
+		}
+	}
+	for _, c := range s.constraints {
+		if holds, known, err := c.holds(s.constraintValue(p)); err == nil && known && !holds {
+			return false
+		}
+	}
+	return true
 }
 
 // active reports whether the condition of parameter i holds in the point.
@@ -92,7 +113,8 @@ func (s *Space) values(names []string, p Point) string {
 	return strings.Join(words, ", ")
 }
 
-// stepTolerance is how far a value may be from a step, relative to the step. Decimal fractions are rounded.
+// stepTolerance is the largest distance between a value and the nearest step, as a fraction of the step. It allows for
+// the rounding of decimal fractions.
 const stepTolerance = 1e-6
 
 // Check returns an error if the value is not legal for the parameter.

@@ -2,7 +2,6 @@ package space
 
 import (
 	"fmt"
-	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -12,7 +11,8 @@ import (
 	"github.com/xrash/smetrics"
 )
 
-// A Space has the flags that a study searches. It is safe for concurrent use if nobody changes Defaults.
+// A Space has the flags and environment variables that a study searches. It is safe for concurrent use if nobody
+// changes Defaults.
 type Space struct {
 	// Defaults has values of flags that are not in a point, such as those in server.args. Constraints and conditions
 	// read these values. It may be nil.
@@ -53,9 +53,10 @@ func (all DefinitionErrors) Error() string {
 	return strings.Join(lo.Map(all, func(e *DefinitionError, _ int) string { return e.Error() }), "\n")
 }
 
-// New returns the space of the parameters. Constraints are expressions with their names; each must hold in every point.
-// speculative has the keys of --speculative-config, except the number of tokens. It is needed if SpeculativeTokens is a
-// parameter. defaults becomes Space.Defaults, and may be nil. The error is a DefinitionErrors.
+// New returns the space of the parameters. The constraints are expressions with names of flags; each must hold in every
+// point. The map speculative has the keys of --speculative-config, except the number of tokens. This map is needed if
+// one of the parameters is SpeculativeTokens. The map defaults becomes Space.Defaults, and may be nil. The error is a
+// DefinitionErrors.
 func New(parameters []Parameter, constraints []string, speculative map[string]any, defaults map[string]string) (*Space, error) {
 	s := &Space{
 		Defaults: defaults, parameters: slices.Clone(parameters), index: map[string]int{},
@@ -87,7 +88,7 @@ func New(parameters []Parameter, constraints []string, speculative map[string]an
 // Parameters returns the searched flags in their order. The caller must not change them.
 func (s *Space) Parameters() []Parameter { return s.parameters }
 
-// Parameter returns the searched flag with that name, or nil.
+// Parameter returns the searched flag with the given name, or nil.
 func (s *Space) Parameter(name string) *Parameter {
 	if i, ok := s.index[name]; ok {
 		return &s.parameters[i]
@@ -119,7 +120,7 @@ func (s *Space) compile(constraints []string) (errs DefinitionErrors) {
 	return errs
 }
 
-// sortByCondition sets order, in which a parameter comes after those in its condition. It returns an error if
+// sortByCondition sets the field order, in which a parameter comes after those in its condition. It returns an error if
 // conditions depend on each other.
 func (s *Space) sortByCondition() DefinitionErrors {
 	const visiting, done = 1, 2
@@ -185,8 +186,11 @@ const maxInt = 1 << 53
 // problem describes the mistake in the parameter itself; "" if there is none.
 func (p *Parameter) problem() string {
 	switch {
-	case !flagName.MatchString(p.Name):
-		return fmt.Sprintf("%q is not the name of a flag; write it in lower case without leading dashes, such as %s", p.Name, SpeculativeTokens)
+	case !flagName.MatchString(p.Name) && !IsVariable(p.Name):
+		return fmt.Sprintf("%q is not the name of a flag; write it in lower case without leading dashes, such as %s, or a variable in capitals",
+			p.Name, SpeculativeTokens)
+	case IsVariable(p.Name) && p.variableProblem() != "":
+		return p.variableProblem()
 	case slices.Contains(reserved, p.Name):
 		return fmt.Sprintf("%q is an operator or function of expressions, so it cannot be searched", p.Name)
 	case p.Kind == Float || p.Kind == Int:
@@ -247,7 +251,7 @@ func (p *Parameter) choicesProblem() string {
 	return ""
 }
 
-// Nearest returns the name that differs from word by the fewest typing errors; "" if all differ too much.
+// Nearest returns the name that differs from a word by the fewest typing errors; "" if all names differ too much.
 func Nearest(word string, names []string) string {
 	best, least := "", len(word)/4+2
 	for _, name := range names {
@@ -265,5 +269,3 @@ func DidYouMean(word string, names []string) string {
 	}
 	return "use one of " + strings.Join(names, ", ")
 }
-
-func sortedNames[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

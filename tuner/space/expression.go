@@ -31,7 +31,7 @@ type expression struct {
 
 // A vocabulary has the words that an expression may use.
 type vocabulary struct {
-	names   []string       // flags, longest first
+	names   []string       // flags and variables, longest first
 	types   types.Map      // type of each flag, by identifier
 	choices []string       // values of parameters; they need quotes in an expression
 	token   *regexp.Regexp // matches a quoted text, a number, a flag or another word
@@ -104,7 +104,10 @@ func (v vocabulary) withFlagNames(names []string, message string) string {
 // replaces only whole words.
 func (v vocabulary) rewrite(text string) (source string, names []string, err error) {
 	source = v.token.ReplaceAllStringFunc(text, func(word string) string {
-		name := strings.ReplaceAll(word, "_", "-")
+		name := word
+		if !IsVariable(word) {
+			name = strings.ReplaceAll(word, "_", "-")
+		}
 		isWord := !strings.ContainsAny(word[:1], "\"'`0123456789")
 		switch {
 		case slices.Contains(v.names, name):
@@ -127,7 +130,7 @@ func (v vocabulary) unknownFlag(word string) error {
 	return fmt.Errorf("unknown flag %q; %s", word, DidYouMean(word, names))
 }
 
-// holds reports whether the expression is true. known is false if valueOf does not know one of its flags.
+// holds reports whether the expression is true. If valueOf does not know one of the flags, known is false.
 func (e *expression) holds(valueOf func(name string) (any, bool)) (holds, known bool, err error) {
 	env := make(map[string]any, len(e.names))
 	for _, name := range e.names {
@@ -177,6 +180,7 @@ func (p *Parameter) exprType() types.Type {
 	var common types.Type
 	for _, c := range p.Choices {
 		switch t := types.TypeOf(parseLiteral(c)); {
+		case p.IsUnset(c): // it has no value
 		case common == nil || common.Equal(t):
 			common = t
 		case isNumber(common) && isNumber(t):
@@ -185,16 +189,21 @@ func (p *Parameter) exprType() types.Type {
 			return types.Any
 		}
 	}
+	if common == nil { // the only choice is Unset
+		return types.Any
+	}
 	return common
 }
 
 func isNumber(t types.Type) bool { return t.Equal(types.Int) || t.Equal(types.Float64) }
 
-// value converts a text to the parameter's value in expressions. The second result is false if the text does not fit
-// the type.
+// value converts a text to the parameter's value in expressions. If the text does not fit the type, or the variable is
+// not set, the second result is false.
 func (p *Parameter) value(text string) (any, bool) {
 	want := p.exprType()
 	switch {
+	case p.IsUnset(text):
+		return nil, false
 	case want.Equal(types.String):
 		return text, true
 	case want.Equal(types.Float64):

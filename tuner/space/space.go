@@ -1,16 +1,19 @@
-// Package space describes the flags that a study searches: their ranges, conditions and constraints. It also has one
-// choice of values for them (a Point), and the vLLM args of a Point. It never runs a program.
+// Package space describes the flags and environment variables that a study searches: their ranges, conditions and
+// constraints. A Point has one value for each of them. The package also returns the vLLM args and the environment of a
+// Point. It never runs a program.
 package space
 
 import (
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/samber/lo"
 )
 
-// SpeculativeTokens is the only parameter that is not a flag of vLLM. Its value becomes num_speculative_tokens in
-// --speculative-config. For 0 the args have no such flag, because vLLM refuses num_speculative_tokens 0 (vLLM 0.14.1
-// and 0.33, vllm/config/speculative.py).
+// SpeculativeTokens is the only parameter that is neither a flag of vLLM nor an environment variable. Its value becomes
+// num_speculative_tokens in --speculative-config. For 0 the args have no such flag, because vLLM refuses
+// num_speculative_tokens 0 (vLLM 0.14.1 and 0.33, vllm/config/speculative.py).
 const SpeculativeTokens = "num-speculative-tokens"
 
 // A Kind says which values a parameter has.
@@ -25,9 +28,9 @@ const (
 	JSON        Kind = "json"        // one of Choices, each a JSON text
 )
 
-// A Parameter is one searched flag of the server.
+// A Parameter is one searched flag or environment variable of the server.
 type Parameter struct {
-	Name    string   // the flag without leading dashes, such as max-num-seqs
+	Name    string   // the flag without leading dashes, such as max-num-seqs; a name in capitals is a variable
 	Kind    Kind     // how its values are read
 	Min     float64  // smallest value, for Float and Int
 	Max     float64  // largest value, for Float and Int
@@ -37,13 +40,14 @@ type Parameter struct {
 	When    string   // condition: the parameter is active if this expression holds; "" means always
 }
 
-// A Point is one choice of flags: the value of each active parameter by name, as a text for vLLM. A parameter that is
-// absent is inactive, or has the server's default. The empty Point is the server's default.
+// A Point is one choice of flags and variables: the value of each active parameter by name, as a text for vLLM. A flag
+// that is absent is inactive, or has the server's default. A variable that is absent is not set. The empty Point is the
+// server's default.
 type Point map[string]string
 
 // String returns the point as name=value pairs in the order of the names, such as "max-num-seqs=128 x=1".
 // Equal points have equal strings.
 func (p Point) String() string {
-	words := lo.Map(sortedNames(p), func(name string, _ int) string { return name + "=" + p[name] })
+	words := lo.Map(slices.Sorted(maps.Keys(p)), func(name string, _ int) string { return name + "=" + p[name] })
 	return strings.Join(words, " ")
 }

@@ -52,7 +52,7 @@ func TestNewSaysWhatIsWrong(t *testing.T) {
 		{"the same name twice", []Parameter{seqs, seqs}, nil,
 			"parameter max-num-seqs: the name is given twice; remove one"},
 		{"a name with its dashes", []Parameter{{Name: "--a", Kind: Bool}}, nil,
-			`parameter --a: "--a" is not the name of a flag; write it in lower case without leading dashes, such as num-speculative-tokens`},
+			`parameter --a: "--a" is not the name of a flag; write it in lower case without leading dashes, such as num-speculative-tokens, or a variable in capitals`},
 		{"no choices", []Parameter{{Name: "a", Kind: Categorical}}, nil,
 			"parameter a: the list of choices is empty; add at least one"},
 		{"a choice twice, written differently", []Parameter{{Name: "a", Kind: Categorical, Choices: []string{"0.9", "0.90"}}}, nil,
@@ -230,7 +230,7 @@ func TestEveryValueHasItsShare(t *testing.T) {
 	for _, test := range tests {
 		counts := map[string]int{}
 		for i := range draws {
-			counts[test.p.at((float64(i)+0.5)/draws)]++
+			counts[test.p.valueAt((float64(i)+0.5)/draws)]++
 		}
 		if got := slices.Sorted(maps.Keys(counts)); !slices.Equal(got, test.want) {
 			t.Errorf("%s: values %v, want %v", test.name, got, test.want)
@@ -247,7 +247,7 @@ func TestALogScaleFavoursSmallValuesAlike(t *testing.T) {
 	p := Parameter{Kind: Int, Min: 1, Max: 1024, Log: true}
 	below := 0
 	for i := range 1000 {
-		v, err := p.Number(p.at((float64(i) + 0.5) / 1000))
+		v, err := p.Number(p.valueAt((float64(i) + 0.5) / 1000))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -258,8 +258,8 @@ func TestALogScaleFavoursSmallValuesAlike(t *testing.T) {
 	if below < 480 || below > 540 {
 		t.Errorf("%d of 1000 values are below the middle of the logarithmic scale, want about half", below)
 	}
-	if p.at(0) != "1" || p.at(1) != "1024" {
-		t.Errorf("the ends are %s and %s, want 1 and 1024", p.at(0), p.at(1))
+	if p.valueAt(0) != "1" || p.valueAt(1) != "1024" {
+		t.Errorf("the ends are %s and %s, want 1 and 1024", p.valueAt(0), p.valueAt(1))
 	}
 }
 
@@ -269,7 +269,7 @@ func TestUnitClampsAndLeavesUnknownOut(t *testing.T) {
 	got := map[string]string{}
 	for i, p := range s.Parameters() {
 		if active[i] {
-			got[p.Name] = p.at(u[i])
+			got[p.Name] = p.valueAt(u[i])
 		}
 	}
 	want := map[string]string{"max-num-seqs": "1024", "gpu-memory-utilization": "0.8", "fraction": "1", "num-speculative-tokens": "5"}
@@ -296,6 +296,32 @@ func TestLevels(t *testing.T) {
 	for _, test := range tests {
 		if got := strings.Join(test.p.Levels(test.n), " "); got != test.want {
 			t.Errorf("%s: Levels(%d) = %s, want %s", test.name, test.n, got, test.want)
+		}
+	}
+}
+
+// A value is possible if at least one legal point has it. The values that are not given may be any values.
+func TestPossible(t *testing.T) {
+	s, err := New([]Parameter{
+		{Name: "tensor-parallel-size", Kind: Int, Min: 1, Max: 8, When: "max-num-seqs > 64"},
+		{Name: "pipeline-parallel-size", Kind: Int, Min: 1, Max: 4, When: "tensor-parallel-size == 1"},
+		{Name: "max-num-seqs", Kind: Int, Min: 16, Max: 1024},
+	}, []string{"tensor-parallel-size * pipeline-parallel-size <= 8", "max-num-seqs <= 1000"}, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range []struct {
+		point Point
+		want  bool
+	}{
+		{Point{"tensor-parallel-size": "8"}, true}, // max-num-seqs may be above 64
+		{Point{"tensor-parallel-size": "8", "max-num-seqs": "32"}, false},
+		{Point{"tensor-parallel-size": "2", "pipeline-parallel-size": "2"}, false},
+		{Point{"tensor-parallel-size": "1", "pipeline-parallel-size": "4"}, true},
+		{Point{"max-num-seqs": "1001"}, false},
+	} {
+		if got := s.Possible(row.point); got != row.want {
+			t.Errorf("Possible(%v) = %v, want %v", row.point, got, row.want)
 		}
 	}
 }

@@ -10,14 +10,14 @@ import (
 // significantDigits is the precision of a Float without a step, in decimal digits. No flag of vLLM needs more.
 const significantDigits = 6
 
-// Sample maps the unit cube to points. u has one number in [0, 1] for each parameter, in order. Each legal value of a
-// parameter, including both ends, has an equally large part of [0, 1]; on a logarithmic scale, the parts are equal in
-// the logarithm. Sample drops parameters whose condition does not hold. It ignores constraints; Check tests them. NaN
-// counts as 0.5.
+// Sample maps the unit cube to points. The list u has one number in [0, 1] for each parameter, in order. Each legal
+// value of a parameter, including both ends, has an equally large part of [0, 1]. On a logarithmic scale, the parts are
+// equal in the logarithm. Sample drops parameters whose condition does not hold. It ignores constraints; Check tests
+// them. NaN counts as 0.5.
 func (s *Space) Sample(u []float64) Point {
 	p := make(Point, len(s.parameters))
 	for i := range s.parameters {
-		p[s.parameters[i].Name] = s.parameters[i].at(u[i])
+		p[s.parameters[i].Name] = s.parameters[i].valueAt(u[i])
 	}
 	for _, i := range s.order {
 		if !s.active(i, p) {
@@ -28,8 +28,8 @@ func (s *Space) Sample(u []float64) Point {
 }
 
 // Unit maps a point to the unit cube, so that Sample(u) is the point again. A value outside its range becomes the
-// nearer end of the range. If the point has no value for a parameter, or the value is not one of its choices, active is
-// false and u is 0.5.
+// nearer end of the range. If the value of a parameter is absent or equals no choice, the parameter has 0.5 in u and
+// false in active.
 func (s *Space) Unit(p Point) (u []float64, active []bool) {
 	u, active = make([]float64, len(s.parameters)), make([]bool, len(s.parameters))
 	for i := range s.parameters {
@@ -43,8 +43,8 @@ func (s *Space) Unit(p Point) (u []float64, active []bool) {
 	return u, active
 }
 
-// Nearest returns the point with each value moved to the nearest legal one of its parameter. A value that equals no
-// choice, and a parameter whose condition does not hold, are left out.
+// Nearest returns the point with each value moved to the nearest legal value of its parameter. It leaves out values
+// that equal no choice, and parameters whose condition does not hold.
 func (s *Space) Nearest(p Point) Point {
 	u, active := s.Unit(p)
 	near := s.Sample(u)
@@ -57,7 +57,7 @@ func (s *Space) Nearest(p Point) Point {
 }
 
 // Levels returns up to n different values for a grid. They include both ends of the range, and are evenly spaced on the
-// scale of Sample. For a parameter with choices, it ignores n and returns all of them.
+// scale of Sample. For a parameter with choices, it ignores n and returns all choices.
 func (p *Parameter) Levels(n int) []string {
 	if choices := p.choices(); choices != nil {
 		return slices.Clone(choices)
@@ -71,19 +71,19 @@ func (p *Parameter) Levels(n int) []string {
 		return all
 	}
 	if n == 1 {
-		return []string{p.at(0.5)}
+		return []string{p.valueAt(0.5)}
 	}
 	first, _ := p.unit(formatNumber(p.Min))
 	last, _ := p.unit(formatNumber(p.Max))
 	levels := make([]string, n)
 	for i := range n {
-		levels[i] = p.at(first + (last-first)*float64(i)/float64(n-1))
+		levels[i] = p.valueAt(first + (last-first)*float64(i)/float64(n-1))
 	}
 	return slices.Compact(levels)
 }
 
-// at returns the value at u.
-func (p *Parameter) at(u float64) string {
+// valueAt returns the value of the parameter that belongs to a number u in [0, 1].
+func (p *Parameter) valueAt(u float64) string {
 	if math.IsNaN(u) {
 		u = 0.5
 	}
@@ -108,8 +108,8 @@ func (p *Parameter) at(u float64) string {
 	return p.text(k)
 }
 
-// unit is the inverse of at. It returns the middle of the part of [0, 1] that belongs to the value. The second result
-// is false if the value has no such part.
+// unit is the inverse of the method valueAt. It returns the middle of the part of [0, 1] that belongs to the value. If
+// the value has no such part, the second result is false.
 func (p *Parameter) unit(text string) (float64, bool) {
 	if choices := p.choices(); choices != nil {
 		i := slices.Index(choices, p.canonical(text))
@@ -169,21 +169,22 @@ func (p *Parameter) count() float64 {
 // number returns the k-th legal value.
 func (p *Parameter) number(k float64) float64 { return p.Min + k*p.step() }
 
-// logEnds returns the smallest and largest logarithm that belong to n >= 2 values. The parts of the first and the last
-// value extend as far outwards as inwards, so that these values are about as likely as their neighbours.
+// logEnds returns the logarithms that belong to the ends 0 and 1 of the unit interval, for n >= 2 legal values. On the
+// logarithmic scale, the parts of the first and the last value extend as far outwards as inwards. So these values are
+// about as likely as their neighbours.
 func (p *Parameter) logEnds(n float64) (low, high float64) {
 	first, second := p.number(0), p.number(1)
 	last, beforeLast := p.number(n-1), p.number(n-2)
 	return math.Log(first) - math.Log(second/first)/2, math.Log(last) + math.Log(last/beforeLast)/2
 }
 
-// text returns the k-th legal value as a text for vLLM. It has no more decimals than the start of the range and the
-// step, so that 0.8 + 13 * 0.01 is exactly 0.93.
+// text returns the k-th legal value as a text for vLLM. It rounds the value to the decimals of the range's start or of
+// the step, whichever has more decimals. So 0.8 + 13 * 0.01 is exactly 0.93.
 func (p *Parameter) text(k float64) string {
 	return formatNumber(rounded(p.number(k), 'f', max(decimals(p.Min), decimals(p.step()))))
 }
 
-// continuousText returns the value at u of a Float without a step.
+// continuousText returns the value that belongs to u, for a Float without a step.
 func (p *Parameter) continuousText(u float64) string {
 	v := p.Min + u*(p.Max-p.Min)
 	if p.Log {

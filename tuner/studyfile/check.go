@@ -2,6 +2,7 @@ package studyfile
 
 import (
 	"errors"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -30,10 +31,13 @@ func (c checker) check() {
 	c.checkLoad()
 	c.checkProbe()
 	c.checkArgs()
+	c.checkVariables()
 	c.checkQuality()
 	c.checkSpeculation()
 	c.checkSweep()
 	c.checkSpace()
+	c.checkSampler()
+	c.checkPrior()
 	c.readDynamo()
 }
 
@@ -59,10 +63,56 @@ func (c checker) checkServer() {
 		c.failAt("server", "server has no command; add command: [vllm, serve], or simulate: %s", strings.Join(sim.ProfileNames(), " or "))
 	case command && (len(s.Command) == 0 || s.Command[0] == ""):
 		c.failAt("server.command", "server.command is empty; write [vllm, serve]")
-	case simulate && s.Simulate != "" && !sim.IsProfileFile(s.Simulate) && !slices.Contains(sim.ProfileNames(), s.Simulate):
-		c.failAt("server.simulate", "there is no simulated server %q; %s", s.Simulate, space.DidYouMean(s.Simulate, sim.ProfileNames()))
-	case simulate && sim.IsProfileFile(s.Simulate) && !filepath.IsAbs(s.Simulate):
-		s.Simulate = filepath.Join(filepath.Dir(c.Path), s.Simulate)
+	case simulate && s.Simulate != "":
+		c.checkProfile("server.simulate", &s.Simulate)
+	}
+}
+
+// checkProfile adds a problem if a profile of the simulator is unknown. It makes the path of a profile file relative to
+// the working directory.
+func (c checker) checkProfile(path string, name *string) {
+	switch {
+	case sim.IsProfileFile(*name):
+		if !filepath.IsAbs(*name) {
+			*name = filepath.Join(filepath.Dir(c.Path), *name)
+		}
+	case !slices.Contains(sim.ProfileNames(), *name):
+		c.failAt(path, "there is no simulated server %q; %s", *name, space.DidYouMean(*name, sim.ProfileNames()))
+	}
+}
+
+// checkSampler adds a problem if the sampler ask has no command, or if another sampler has keys that only ask may have.
+func (c checker) checkSampler() {
+	given := c.nodes["sampler.command"] != nil
+	switch {
+	case c.Sampler.Name != Ask && !slices.Contains(Samplers, c.Sampler.Name):
+	case c.Sampler.Name == Ask && !given:
+		c.failAtKey("sampler.name", "sampler %s has no program to ask; add command: [python3, optimiser.py]", Ask)
+	case c.Sampler.Name == Ask && (len(c.Sampler.Command) == 0 || c.Sampler.Command[0] == ""):
+		c.failAt("sampler.command", "sampler.command is empty; write [python3, optimiser.py]")
+	case c.Sampler.Name != Ask:
+		for _, key := range []string{"command", "timeout"} {
+			if c.nodes["sampler."+key] != nil {
+				c.failAtKey("sampler."+key, "sampler.%s has no effect on sampler %s; remove it, or write name: %s", key, c.Sampler.Name, Ask)
+			}
+		}
+	}
+}
+
+// checkPrior refuses the key prior in a study that cannot be predicted.
+func (c checker) checkPrior() {
+	if !c.Prior.Asked {
+		return
+	}
+	if why := c.NoPrediction(); why != "" {
+		c.failAtKey("prior", "the simulator cannot predict this study: %s; remove prior", why)
+	}
+	if c.Prior.Profile == "" {
+		return
+	}
+	c.checkProfile("prior.simulate", &c.Prior.Profile)
+	if c.Prior.Profile == c.Server.Simulate {
+		c.failAt("prior.simulate", "the simulated server has this profile, so the predictions would be the answers; name another profile, or write prior: simulate")
 	}
 }
 
@@ -71,7 +121,7 @@ func (c checker) checkServer() {
 // effect.
 func (c checker) checkLimits() {
 	isLatency := func(path string) bool { return strings.HasPrefix(path, "slo.") && path != "slo.error_rate" }
-	if m, ok := c.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(sortedKeys(c.keys), isLatency) {
+	if m, ok := c.nodes["slo"].(*ast.MappingNode); ok && !slices.ContainsFunc(slices.Sorted(maps.Keys(c.keys)), isLatency) {
 		c.fail(m, "slo has no limit on a latency; add one, such as ttft_p99: 1000ms")
 	}
 	for _, high := range c.SLO.Limits {
@@ -147,7 +197,7 @@ func (c checker) checkLoad() {
 	}
 }
 
-// tunerFlags are the flags that the user may not set, each with the advice what to do instead.
+// tunerFlags are the flags that the user may not set. The text of each flag says what to do instead.
 var tunerFlags = map[string]string{
 	"model": "the key model sets it; remove it here",
 	"port":  "server.port sets it; remove it here",
@@ -160,19 +210,27 @@ var tunerFlags = map[string]string{
 // checkArgs adds a problem for each flag in server.args and server.current that the user may not set. It also adds a
 // problem for each searched flag in server.args.
 func (c checker) checkArgs() {
-	c.checkFlags("server.args", words("server.args"), c.Server.Args, true)
-	c.checkFlags("server.current", words("server.current"), c.Server.Current, false)
+	c.checkFlags("server.args", wordPaths("server.args"), c.Server.Args, true)
+	c.checkFlags("server.current", c.currentFlag, c.Server.Current, false)
 }
 
-// words returns a function that returns the path of the i-th word of a list.
-func words(path string) func(i int) string { return func(i int) string { return itemPath(path, i) } }
+// currentFlag returns the path of the i-th word of the flags in server.current.
+func (c checker) currentFlag(i int) string {
+	return itemPath("server.current", len(c.Server.CurrentEnv)+i)
+}
 
-// checkFlags adds a problem for each flag in args that the user may not set. If isFixed, searched flags are problems
-// too. at(i) returns the path of the i-th word. The result has the flags; it is nil if args are not valid.
-func (c checker) checkFlags(path string, at func(i int) string, args []string, isFixed bool) []space.Flag {
+// wordPaths returns a function that returns the path of the i-th word of a list.
+func wordPaths(path string) func(i int) string {
+	return func(i int) string { return itemPath(path, i) }
+}
+
+// checkFlags adds a problem for each flag in args that the user may not set. If isFixed is true, searched flags are
+// problems too. The function wordPath returns the path of the i-th word. checkFlags returns the flags, or nil if args
+// are not valid.
+func (c checker) checkFlags(path string, wordPath func(i int) string, args []string, isFixed bool) []space.Flag {
 	flags, err := space.Flags(args)
 	if err != nil {
-		c.failAt(at(0), "%s: %v", path, err)
+		c.failAt(wordPath(0), "%s: %v", path, err)
 	}
 	for _, flag := range flags {
 		name := flag.Base()
@@ -180,9 +238,9 @@ func (c checker) checkFlags(path string, at func(i int) string, args []string, i
 			return p.Name == name || p.Name == space.SpeculativeTokens && name == "speculative-config"
 		})
 		if remedy := tunerFlags[name]; remedy != "" {
-			c.failAt(at(flag.Index), "%s has --%s; %s", path, name, remedy)
+			c.failAt(wordPath(flag.Index), "%s has --%s; %s", path, name, remedy)
 		} else if isFixed && searched {
-			c.failAt(at(flag.Index), "--%s is in %s and under parameters; remove one of them", name, path)
+			c.failAt(wordPath(flag.Index), "--%s is in %s and under parameters; remove one of them", name, path)
 		}
 	}
 	return flags
@@ -199,8 +257,8 @@ func (c checker) checkQuality() {
 	}
 }
 
-// checkSpeculation adds a problem if speculation would be measured on dummy weights or random tokens. The share of
-// accepted drafts has no meaning there.
+// checkSpeculation adds a problem if speculation would be measured on dummy weights or random tokens. With these, the
+// share of accepted drafts has no meaning.
 func (c checker) checkSpeculation() {
 	const parameter, flag = "parameters." + space.SpeculativeTokens, "speculative-config"
 	searched := slices.ContainsFunc(c.Parameters, func(p space.Parameter) bool { return p.Name == space.SpeculativeTokens })
@@ -229,8 +287,8 @@ func (c checker) checkSpeculation() {
 	}
 }
 
-// meaninglessSpeculation adds a problem if the server has dummy weights or the workload has random tokens. flags has
-// the server's flags by name.
+// meaninglessSpeculation adds a problem if the server has dummy weights or the workload has random tokens. The map
+// flags has the values of the server's flags, by name.
 func (c checker) meaninglessSpeculation(at string, flags map[string]string) {
 	const remedy = "do without speculation, or add allow_meaningless_speculation: true, which marks every figure"
 	if flags["load-format"] == "dummy" {
@@ -247,12 +305,12 @@ func (c checker) checkSpace() {
 	parameters := slices.Clone(c.Parameters)
 	for i, p := range parameters {
 		if c.unread(p.Name) {
-			// The problem of this parameter is already reported. Expressions may use it, so it gets choices of two
-			// types, which fit any expression.
+			// The problem of this parameter is already reported. Expressions may use the parameter, so it gets choices
+			// of two types, which fit any expression.
 			sound, parameters[i] = false, space.Parameter{Name: p.Name, Kind: space.Categorical, Choices: []string{"0", "auto"}}
 		}
 	}
-	s, err := space.New(parameters, c.Constraints, c.Speculative, space.FlagValues(c.Server.Args))
+	s, err := space.New(parameters, c.Constraints, c.Speculative, c.given())
 	mistakes, _ := errors.AsType[space.DefinitionErrors](err)
 	for _, e := range mistakes {
 		switch {
@@ -266,6 +324,7 @@ func (c checker) checkSpace() {
 		}
 	}
 	if sound && err == nil {
+		c.checkCurrentVariables(s)
 		c.checkCurrent(s)
 	}
 }
@@ -284,7 +343,7 @@ func (c checker) checkCurrent(s *space.Space) {
 	}
 	given := space.FlagValues(c.Server.Args)
 	for _, flag := range flags {
-		at := itemPath("server.current", flag.Index)
+		at := c.currentFlag(flag.Index)
 		if _, twice := given[flag.Name]; twice {
 			c.failAt(at, "--%s is in server.args, which every trial gets; remove it here", flag.Name)
 		} else if _, _, err := s.ParseFlag(flag); err != nil && tunerFlags[flag.Base()] == "" {

@@ -2,6 +2,8 @@ package studyfile
 
 import (
 	"bytes"
+	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strconv"
@@ -10,12 +12,13 @@ import (
 
 	"github.com/goccy/go-yaml/ast"
 
+	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
 
-// Parse parses the text of a study file. name is the path of the file. Errors show it, and the path of a dataset is
-// relative to its directory. The error is an *Error with every problem.
+// Parse parses the text of a study file. name is the path of the file. Errors show this path. The path of a dataset is
+// relative to the directory of the file. The error is an *Error with every problem.
 func Parse(name string, text []byte) (*File, error) {
 	text = bytes.TrimPrefix(text, []byte("\ufeff")) // the byte order mark that editors on Windows write
 	d := &decoder{
@@ -27,13 +30,24 @@ func Parse(name string, text []byte) (*File, error) {
 	if root := d.document(text); root != nil {
 		known := d.keysOf(f)
 		d.mapping(known)("", root)
-		d.missing(sortedKeys(known))
+		d.missing(slices.Sorted(maps.Keys(known)))
 		checker{d, f}.check()
 	}
 	if err := d.err(); err != nil {
 		return nil, err
 	}
+	f.places = d.places()
 	return f, nil
+}
+
+// places returns the line and column of each key, by the path of the key.
+func (d *decoder) places() map[string]string {
+	places := make(map[string]string, len(d.keys))
+	for path, n := range d.keys {
+		line, column := position(n)
+		places[path] = fmt.Sprintf("%d:%d", line, column)
+	}
+	return places
 }
 
 // A table maps each known key of a YAML mapping to the reader of its value.
@@ -47,6 +61,7 @@ func (d *decoder) keysOf(f *File) table {
 		"model":                         d.text(&f.Model),
 		"server":                        d.mapping(d.server(&f.Server)),
 		"slo":                           d.slo(f),
+		"objective":                     oneOf(d, &f.Objective, studies.Objectives...),
 		"workload":                      d.mapping(d.workload(&f.Workload)),
 		"parameters":                    d.parameters(f),
 		"speculative_config":            d.speculative(f),
@@ -62,18 +77,21 @@ func (d *decoder) keysOf(f *File) table {
 			"burstiness": read(d, &f.Load.Burstiness, number(0.01, 1000)),
 		}),
 		"speculation": d.mapping(table{
-			"min_acceptance": read(d, &f.Speculation.MinAcceptance, fraction),
+			"min_acceptance": read(d, &f.Speculation.MinAcceptance, Fraction),
 			"min_drafted":    read(d, &f.Speculation.MinDrafted, integer(1, maxTokens)),
 		}),
 		"sampler": d.mapping(table{
-			"name":    oneOf(d, &f.Sampler.Name, Samplers...),
+			"name":    oneOf(d, &f.Sampler.Name, append(slices.Clone(Samplers), Ask)...),
 			"seed":    read(d, &f.Sampler.Seed, seed),
 			"presets": read(d, &f.Sampler.Presets, boolean),
+			"command": d.texts(&f.Sampler.Command),
+			"timeout": read(d, &f.Sampler.Timeout, duration(time.Second, "s")),
 		}),
+		"prior": d.prior(&f.Prior),
 		"budget": d.mapping(table{
 			"trials":   read(d, &f.Budget.Trials, integer(1, 1_000_000)),
 			"gpu_time": read(d, &f.Budget.GPUTime, duration(time.Minute, "h")),
-			"min_gain": read(d, &f.Budget.MinGain, fraction),
+			"min_gain": read(d, &f.Budget.MinGain, Fraction),
 			"confirm":  read(d, &f.Budget.Confirm, integer(0, 10)),
 		}),
 		"cache": d.mapping(table{
@@ -98,7 +116,7 @@ func (d *decoder) missing(known []string) {
 		{"workload", "workload: {kind: production}"},
 		{"parameters", "parameters: {max-num-seqs: {int: [16, 1024], log: true}}"},
 	} {
-		misspelt := slices.ContainsFunc(sortedKeys(d.keys), func(k string) bool {
+		misspelt := slices.ContainsFunc(slices.Sorted(maps.Keys(d.keys)), func(k string) bool {
 			return !slices.Contains(known, k) && space.Nearest(k, known) == key.name
 		})
 		unneeded := key.name == "parameters" && d.nodes["sweep"] != nil
@@ -119,7 +137,7 @@ func (d *decoder) server(s *Server) table {
 		"command":       d.texts(&s.Command),
 		"simulate":      d.text(&s.Simulate),
 		"args":          d.texts(&s.Args),
-		"current":       d.texts(&s.Current),
+		"current":       d.splitCurrent(s),
 		"env":           d.env(s),
 		"start_timeout": read(d, &s.StartTimeout, duration(time.Second, "s")),
 		"stop_timeout":  read(d, &s.StopTimeout, duration(time.Second, "s")),
@@ -130,6 +148,23 @@ func (d *decoder) server(s *Server) table {
 		"gpu_memory_timeout": read(d, &s.GPUMemoryTimeout, duration(time.Second, "s")),
 		"cache_dir":          d.text(&s.CacheDir),
 		"model_copy":         d.text(&s.ModelCopy),
+	}
+}
+
+// prior reads "simulate", "none", or a mapping with the profile to simulate.
+func (d *decoder) prior(p *Prior) reader {
+	return func(path string, n ast.Node) {
+		if _, ok := n.(ast.MapNode); ok {
+			p.Simulate, p.Asked = true, true
+			d.mapping(table{"simulate": d.text(&p.Profile)})(path, n)
+			if p.Profile == "" && len(d.entries(path, n)) == 0 {
+				d.fail(n, "prior names no profile; write simulate, none, or {simulate: PROFILE}")
+			}
+			return
+		}
+		kind := ""
+		oneOf(d, &kind, simulatePrior, noPrior)(path, n)
+		p.Simulate, p.Asked = kind != noPrior, kind == simulatePrior
 	}
 }
 
@@ -144,7 +179,7 @@ func (d *decoder) probe(p *Probe) table {
 		"tolerance":    read(d, &p.Tolerance, number(0.001, 10)),
 		"max_probes":   read(d, &p.MaxProbes, integer(1, 1000)),
 		"worst_case":   read(d, &p.WorstCase, boolean),
-		"precision":    read(d, &p.Precision, fraction),
+		"precision":    read(d, &p.Precision, Fraction),
 	}
 }
 
@@ -184,7 +219,7 @@ func (d *decoder) slo(f *File) reader {
 		for _, e := range d.entries(path, n) {
 			at := keyPath(path, e.key)
 			if e.key == errorRate {
-				read(d, &f.SLO.MaxErrorRate, fraction)(at, e.value)
+				read(d, &f.SLO.MaxErrorRate, Fraction)(at, e.value)
 				continue
 			}
 			limit, ok := limitNamed(e.key)

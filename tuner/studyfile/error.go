@@ -89,7 +89,7 @@ var mayBeSecret = regexp.MustCompile(
 	`(?i:token|keys?|secrets?|password|passwd|credentials?)["']?\s*[:=,]|TOKENS["']?\s*[:=]|(?i:api[-_]?key|hf[-_]token)` +
 		`|(?i:pass|passphrase|_pwd|cookies?|auth|authorization|auth_[a-z]+)["']?\s*[:=]`)
 
-// mayShowSecret reports whether a line may contain a secret, by a name or by its form.
+// mayShowSecret reports whether a line may contain a secret, because of a name in the line or the form of its text.
 func mayShowSecret(line string) bool { return mayBeSecret.MatchString(line) || secretValue(line) }
 
 // shown returns the text of a line for printing below its problem; "" if it must not be printed.
@@ -104,7 +104,8 @@ func shown(line string, column int) string {
 	return line
 }
 
-// printable replaces characters that are not printable by spaces, because some would move the cursor of a terminal.
+// printable replaces each unprintable character by a space, because some of these characters would move the cursor of a
+// terminal.
 func printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {

@@ -11,6 +11,7 @@ import (
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/foreign"
+	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/slo"
 	"vllmtuner/tuner/space"
@@ -31,10 +32,12 @@ type File struct {
 
 	SLO slo.SLO // limits in the order of the file
 
-	Workload workload.Spec // as in the file; WorkloadSpec returns it with missing values filled in
+	Workload workload.Spec // the workload as in the file; WorkloadSpec also fills in missing values
 	Load     Load
 
-	Parameters  []space.Parameter // searched flags in the order of the file
+	Objective studies.Objective // what the study maximises
+
+	Parameters  []space.Parameter // searched flags and variables in the order of the file
 	Speculative map[string]any    // keys of --speculative-config except the number of tokens; nil if not given
 	Constraints []string
 
@@ -44,11 +47,23 @@ type File struct {
 	Speculation Speculation
 
 	Sampler Sampler
+	Prior   Prior
 	Budget  Budget
 	Probe   Probe
 	Cache   Cache
 	Advice  Advice
 	Sweep   *Sweep // settings of `tuner sweep`; nil if not given
+
+	places map[string]string // line and column of keys, by their path; see Place
+}
+
+// Place returns where the file has a key, such as "study.yaml:14:3: parameters.max-num-seqs". It returns only the paths
+// of the file and of the key if the file does not have the key.
+func (f *File) Place(key string) string {
+	if place := f.places[key]; place != "" {
+		return f.Path + ":" + place + ": " + key
+	}
+	return f.Path + ": " + key
 }
 
 // Server says how to start the server.
@@ -57,13 +72,14 @@ type Server struct {
 	Simulate     string            // profile of the simulated server; "" for a real server
 	Args         []string          // flags of every trial
 	Current      []string          // flags that the user's server has today, without Args; nil if not given
+	CurrentEnv   []string          // searched variables that the user's server has today, as NAME=value words
 	Env          map[string]string // variables to add to the tuner's own environment, with ${NAME} references; Environment replaces them
 	StartTimeout time.Duration
 	StopTimeout  time.Duration
 	HangTimeout  time.Duration // the server counts as hanging if requests run but no token comes for this long
 	Port         int           // 0 means any free port
 
-	GPU              string        // source of GPU readings: "" for nvidia-smi, its path, the URL of a DCGM exporter, or NoGPU
+	GPU              string        // source of GPU readings: "" for nvidia-smi, a path of nvidia-smi, the URL of a DCGM exporter, or NoGPU
 	GPUMemoryTimeout time.Duration // how long a stopped server may take to release its GPU memory
 	CacheDir         string        // directory for compiled graphs, shared by all trials; "" means the server's own default
 	ModelCopy        string        // local directory to which the model is copied once; "" means no copy
@@ -95,16 +111,31 @@ var drivers = []string{TunerBench, VLLMBench}
 
 // Sampler says which sampler chooses the points.
 type Sampler struct {
-	Name    string // one of Samplers
+	Name    string // one of Samplers, or Ask
 	Seed    uint64
-	Presets bool // whether points that do well on many servers are measured first
+	Presets bool          // whether points that do well on many servers are measured first
+	Command []string      // for Ask: the program that chooses the points; it runs in the directory of the study file
+	Timeout time.Duration // for Ask: how long the program may take for one answer
 }
 
-// Learns reports whether the sampler learns from the trials before. Only such a sampler gains by presets.
-func (s Sampler) Learns() bool { return s.Name == "gp" || s.Name == "tpe" }
+// Ask is the name of the sampler that asks a program of the user.
+const Ask = "ask"
 
-// Samplers are the legal names of a Sampler.
-var Samplers = []string{"gp", "tpe", "random", "halton", "grid"}
+// Learns reports whether the sampler learns from earlier trials. Only such a sampler gains by presets.
+func (s Sampler) Learns() bool { return s.Name == "gp" || s.Name == "tpe" || s.Name == Ask }
+
+// Samplers are the names of the samplers that need no other program.
+var Samplers = []string{"gp", "tpe", "random", "sobol", "halton", "grid"}
+
+// Prior says whether the simulator predicts the other points after the first measured trial.
+type Prior struct {
+	Simulate bool
+	Asked    bool   // the file asks for predictions; without this, a study of a simulated server is not predicted
+	Profile  string // name or path of the profile that is scaled to this server; "" means the built-in one that fits best
+}
+
+// The values of the key prior in a study file. The value may also be a mapping.
+const simulatePrior, noPrior = "simulate", "none"
 
 // Budget limits what the study may spend.
 type Budget struct {
@@ -114,8 +145,11 @@ type Budget struct {
 	Confirm int     // number of best points that are measured once more at the end; 0 means none
 }
 
-// Planned is how many trials the study may run: the trials of the search, and the confirmations of its best points and of
-// the default.
+// MaxRounds is the largest number of confirmations of one point.
+const MaxRounds = 4
+
+// Planned is the expected number of trials: the trials of the search, and one confirmation of each of its best points and
+// of the default. Further rounds of confirmations depend on what the first round finds.
 func (b Budget) Planned() int {
 	if b.Confirm == 0 {
 		return b.Trials
@@ -137,7 +171,8 @@ type Probe struct {
 	Precision   float64       // the search continues until the 95 % interval is ± this share of the capacity; 0 means that Tolerance decides
 }
 
-// A precision must be between these limits. A smaller one would need days of load; a larger one would have no use.
+// MinPrecision and MaxPrecision are the limits of a precision. A smaller precision would need days of load; a larger
+// one would have no use.
 const MinPrecision, MaxPrecision = 0.005, 0.5
 
 // defaultPreciseProbes is the default of MaxProbes if the file has a precision.
@@ -157,7 +192,7 @@ type Speculation struct {
 // Cache says what the prefix cache contains when a probe begins.
 type Cache struct {
 	Protocol  trial.Protocol // "" if not given; then File.Protocol chooses
-	PrimeRate float64        // requests per second while the cache is primed; 0 means as many as the server takes
+	PrimeRate float64        // requests per second while the cache is primed; 0 means as many requests as the server takes
 }
 
 // defaults returns a File with all default values. A probe has 300 requests, as in sweeps made by hand. With 300
@@ -165,6 +200,8 @@ type Cache struct {
 // minutes.
 func defaults() *File {
 	return &File{
+		Objective: studies.TotalCapacity,
+
 		Workload: workload.Spec{Endpoint: workload.Completions},
 		Load:     Load{Driver: TunerBench},
 		Server: Server{
@@ -172,7 +209,8 @@ func defaults() *File {
 		},
 		Speculation: Speculation{MinAcceptance: 0.02, MinDrafted: 1000},
 
-		Sampler: Sampler{Name: "gp", Seed: 1, Presets: true},
+		Sampler: Sampler{Name: "gp", Seed: 1, Presets: true, Timeout: 5 * time.Minute},
+		Prior:   Prior{Simulate: true},
 		Budget:  Budget{Trials: 16, GPUTime: 24 * time.Hour, MinGain: 0.01, Confirm: 2},
 		Probe: Probe{
 			Window: 120 * time.Second, MinRequests: 300, LeadIn: -1,

@@ -32,8 +32,8 @@ var (
 // LimitExample shows how to write a limit in one line.
 const LimitExample = `write "p99 ttft <= 1000ms", or as in a study file ttft_p99=1000ms; error_rate=1% lets 1 % of the requests fail`
 
-// ParseSLO parses limits in one line each: "p99 ttft <= 1000ms", or as in a study file, "ttft_p99: 1000ms". The error
-// begins with the wrong line.
+// ParseSLO parses limits. Each line has one limit, such as "p99 ttft <= 1000ms" or, as in a study file, "ttft_p99:
+// 1000ms". The error begins with the wrong line.
 func ParseSLO(lines []string) (s slo.SLO, err error) {
 	for _, line := range lines {
 		line = strings.ToLower(strings.TrimSpace(line))
@@ -47,7 +47,7 @@ func ParseSLO(lines []string) (s slo.SLO, err error) {
 // parseLimit parses one line, and adds its limit to s.
 func parseLimit(s *slo.SLO, line string) (err error) {
 	if share, ok := strings.CutPrefix(line, errorRate); ok {
-		s.MaxErrorRate, err = fraction(errorRate, strings.Trim(share, " <=:"))
+		s.MaxErrorRate, err = Fraction(errorRate, strings.Trim(share, " <=:"))
 		return err
 	}
 	parts := lineForm.FindStringSubmatch(line)

@@ -15,11 +15,14 @@ import (
 // forms is the advice for a parameter that is written in an unknown form.
 const forms = "write {float: [0.8, 0.97], step: 0.01}, {int: [16, 1024], log: true}, a list of choices, or bool"
 
-// parameters reads the searched flags.
+// parameters reads the searched flags and variables.
 func (d *decoder) parameters(f *File) reader {
 	return func(path string, n ast.Node) {
 		for _, e := range d.entries(path, n) {
-			name := strings.ReplaceAll(e.key, "_", "-")
+			name := e.key
+			if !space.IsVariable(name) {
+				name = strings.ReplaceAll(name, "_", "-")
+			}
 			at := keyPath(path, name)
 			d.nodes[at], d.keys[at] = e.value, e.at
 			if slices.ContainsFunc(f.Parameters, func(p space.Parameter) bool { return p.Name == name }) {
@@ -29,6 +32,9 @@ func (d *decoder) parameters(f *File) reader {
 			before := len(d.found)
 			p := space.Parameter{Name: name}
 			d.parameter(&p, at, e.value)
+			if space.IsVariable(name) && p.Kind == space.Bool {
+				p.Kind, p.Choices = space.Categorical, slices.Clone(switchValues)
+			}
 			// Later checks would report a wrong parameter again. A nil node tells them to skip it, but its name is
 			// still known.
 			if len(d.found) > before {
@@ -107,6 +113,9 @@ func (d *decoder) bounds(p *space.Parameter) reader {
 
 // choices reads the values of a flag as texts, because vLLM gets them as texts.
 func (d *decoder) choices(p *space.Parameter) reader {
+	if space.IsVariable(p.Name) {
+		return d.variableChoices(p)
+	}
 	return func(path string, n ast.Node) {
 		d.texts(&p.Choices)(path, n)
 		if slices.Contains(p.Choices, "true") && slices.Contains(p.Choices, "false") {

@@ -35,13 +35,13 @@ func secretValue(text string) bool {
 }
 
 // isSecret reports whether the value of a variable must be replaced by a reference. If the name is a clear sign of a
-// secret, this holds for every value.
+// secret, every value must be replaced.
 func isSecret(name, value string) bool {
 	return serverctl.SecretName(name) && !onlyReference.MatchString(value) || secretByName(name, value) || secretValue(value)
 }
 
-// checkWord adds a problem if a word of a command holds a secret: as NAME=VALUE, as for env(1), or as a text that looks
-// like a secret.
+// checkWord adds a problem if a word of a command holds a secret. The word may be NAME=VALUE, as for env(1), or a text
+// that looks like a secret.
 func (d *decoder) checkWord(path string, n ast.Node, word string) {
 	name, value, pair := strings.Cut(word, "=")
 	pair = pair && envName.MatchString(name) && !strings.HasSuffix(name, "tokens") // max_num_batched_tokens=… in a constraint is a flag

@@ -8,18 +8,21 @@ import (
 	"maps"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
 	"vllmtuner/bench/workload"
 	"vllmtuner/foreign"
+	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
 
-// Space returns the space of the searched flags. Constraints may also use flags in server.args.
+// Space returns the space of the searched flags and variables. Constraints may also use flags in server.args and
+// variables in server.env.
 func (f *File) Space() (*space.Space, error) {
-	return space.New(f.Parameters, f.Constraints, f.Speculative, space.FlagValues(f.Server.Args))
+	return space.New(f.Parameters, f.Constraints, f.Speculative, f.given())
 }
 
 // FixedArg returns the value of a flag in server.args; "" if it is not there. name has no leading dashes.
@@ -38,9 +41,9 @@ func (f *File) WorkloadSpec() workload.Spec {
 	return spec
 }
 
-// vocabSize reads the size of a model's vocabulary from its config.json. Multimodal models have it under text_config.
-// Without a config.json, as for a Hugging Face id, it returns 0. Then the workload's default is used, which fits any
-// model.
+// vocabSize reads the size of a model's vocabulary from its config.json. Multimodal models have the size under
+// text_config. Without a config.json, as for a Hugging Face id, it returns 0. Then the workload uses its default size,
+// which fits any model.
 func vocabSize(model string) int {
 	text, err := foreign.Read(filepath.Join(model, "config.json"), 16<<20)
 	if err != nil {
@@ -64,15 +67,15 @@ func (f *File) CurrentPoint() (space.Point, error) {
 	if err != nil || f.Server.Current == nil {
 		return nil, err
 	}
-	p, err := s.ParseArgs(f.Server.Current)
+	p, err := s.ParseArgs(slices.Concat(f.Server.CurrentEnv, f.Server.Current))
 	if err != nil {
 		return nil, fmt.Errorf("server.current: %w", err)
 	}
 	return p, nil
 }
 
-// Protocol returns the cache protocol in the file. If the file has none, it is Primed for a finite workload and Steady
-// for an endless one.
+// Protocol returns the cache protocol in the file. If the file has none, the protocol is Primed for a finite workload
+// and Steady for an endless one.
 func (f *File) Protocol(endless bool) trial.Protocol {
 	switch {
 	case f.Cache.Protocol != "":
@@ -90,7 +93,7 @@ var reference = regexp.MustCompile(`\$\{[A-Za-z_][A-Za-z0-9_]*\}`)
 func (f *File) Environment(lookupEnv func(name string) (string, bool)) (map[string]string, error) {
 	env := make(map[string]string, len(f.Server.Env))
 	var errs []error
-	for _, name := range sortedKeys(f.Server.Env) {
+	for _, name := range slices.Sorted(maps.Keys(f.Server.Env)) {
 		value := reference.ReplaceAllStringFunc(f.Server.Env[name], func(ref string) string {
 			variable := ref[2 : len(ref)-1]
 			text, ok := lookupEnv(variable)
@@ -117,11 +120,34 @@ func (f *File) Secrets(lookupEnv func(name string) (string, bool)) []string {
 	return values
 }
 
+// NoPrediction returns why the simulator cannot predict the points of the study; "" if it can.
+func (f *File) NoPrediction() string {
+	switch {
+	case !f.Prior.Simulate:
+		return "prior is none"
+	case f.Server.Simulate != "" && !f.Prior.Asked:
+		return "the server is simulated itself, and the file does not ask for prior: simulate"
+	case f.Sampler.Name != "gp":
+		return "only the sampler gp learns from predictions"
+	case f.Load.Driver == VLLMBench:
+		return "a simulated server cannot be measured by " + VLLMBench
+	case f.onlyVariables():
+		return "the simulator models no environment variable, and the study searches nothing else"
+	case f.Workload.Output == workload.Natural:
+		return "the model chooses the lengths of its answers (output: natural)"
+	}
+	return ""
+}
+
 // SLOKey is the key of the limits in World.
 const SLOKey = "slo"
 
+// EnvKey is the beginning of the keys of server.env in World. The name of a variable follows.
+const EnvKey = "server env "
+
 // World returns the settings that must not change when a study resumes, as short texts by name. These settings have an
-// effect on the measured capacities or the next points. Timeouts, ports and budgets do not belong to them.
+// effect on the measured capacities or the next points. Timeouts, ports and budgets have no such effect, so World
+// leaves them out.
 func (f *File) World() map[string]string {
 	p, c := f.Probe, f.Cache
 	world := map[string]string{
@@ -129,7 +155,7 @@ func (f *File) World() map[string]string {
 		"server command":     strings.Join(f.Server.Command, " "),
 		"server simulate":    f.Server.Simulate,
 		"server args":        strings.Join(f.Server.Args, " "),
-		"server current":     strings.Join(f.Server.Current, " "),
+		"server current":     strings.Join(slices.Concat(f.Server.CurrentEnv, f.Server.Current), " "),
 		SLOKey:               fmt.Sprintf("%s, error rate <= %g %%", f.SLO, 100*f.SLO.MaxErrorRate),
 		"workload":           describeWorkload(f.Workload),
 		"constraints":        strings.Join(f.Constraints, "; "),
@@ -142,8 +168,11 @@ func (f *File) World() map[string]string {
 	if p.Precision > 0 {
 		world["probe"] += fmt.Sprintf(", precision %g %%", 100*p.Precision)
 	}
-	// The following keys are left out if they have their default. So a study that was begun by an older tuner, without
-	// these keys, can be resumed.
+	// The following keys are left out if they have their default. So a study that an older tuner began without these
+	// keys can be resumed.
+	if f.Objective != studies.TotalCapacity {
+		world[studies.ObjectiveKey] = string(f.Objective)
+	}
 	if f.Load.Driver != TunerBench {
 		world["load"] = f.Load.Driver + ": " + strings.Join(f.Load.Command, " ")
 	}
@@ -164,7 +193,7 @@ func (f *File) World() map[string]string {
 		world["sampler"] += fmt.Sprintf(", %d trials", f.Budget.Trials)
 	}
 	for name, value := range f.Server.Env {
-		world["server env "+name] = value // a secret is still a ${NAME} reference here
+		world[EnvKey+name] = value // a secret is still a ${NAME} reference here
 	}
 	for _, parameter := range f.Parameters {
 		world["parameter "+parameter.Name] = describe(parameter)

@@ -63,7 +63,7 @@ func TestTemplateIsAStudy(t *testing.T) {
 		t.Fatal(err)
 	}
 	silent := defaults()
-	if f.Sampler != silent.Sampler || f.Budget != silent.Budget || f.Probe != silent.Probe || f.Cache != silent.Cache {
+	if !reflect.DeepEqual(f.Sampler, silent.Sampler) || f.Budget != silent.Budget || f.Probe != silent.Probe || f.Cache != silent.Cache {
 		t.Errorf("the template's settings are not the defaults:\n%+v\n%+v", f, silent)
 	}
 	if s, err := f.Space(); err != nil || len(s.Parameters()) != 3 {
@@ -101,6 +101,7 @@ server:
   start_timeout: 90s
   port: 8123
 slo: {ttft_p99: 1s, tpot_p50: 30.5ms, itl_p99.9: 0.2s, e2e_p95: 2m, error_rate: 1%}
+objective: capacity_per_gpu
 workload: {kind: sharegpt, path: data/real.json, endpoint: chat, output_tokens: 64, requests: 200}
 parameters:
   gpu-memory-utilization: {float: [0.80, 0.97], step: 0.01}
@@ -153,7 +154,7 @@ func TestEverySettingIsRead(t *testing.T) {
 			{Metric: slo.ITL, Percentile: 99.9, Max: 200 * time.Millisecond}, {Metric: slo.E2E, Percentile: 95, Max: 2 * time.Minute}}}},
 		{"WorkloadSpec", f.WorkloadSpec(), workload.Spec{Kind: "sharegpt", Path: "dir/data/real.json", Endpoint: "chat", OutputTokens: 64, Requests: 200}},
 		{"probe", f.Probe, Probe{15500 * time.Millisecond, 100, 0, 0, 0.1, 20, 0.1, 6, false, 0.05}},
-		{"sampler", f.Sampler, Sampler{"random", 7, true}}, {"budget", f.Budget, Budget{12, 90 * time.Minute, 0.01, 2}},
+		{"sampler", f.Sampler, Sampler{"random", 7, true, nil, 5 * time.Minute}}, {"budget", f.Budget, Budget{12, 90 * time.Minute, 0.01, 2}},
 		{"cache", f.Cache, Cache{trial.Reset, 1.5}}, {"advice", f.Advice, Advice{0.8}}, {"speculation", f.Speculation, Speculation{0.05, 2000}},
 		{"CurrentPoint", current, space.Point{"gpu-memory-utilization": "0.9", "num-speculative-tokens": "2"}},
 	} {
@@ -271,7 +272,7 @@ func TestWorldChangesWithWhatMatters(t *testing.T) {
 		}
 		after := parse(t, text).World()
 		var changed []string
-		for _, name := range sortedKeys(before) {
+		for _, name := range slices.Sorted(maps.Keys(before)) {
 			if name != "server current" && before[name] != after[name] {
 				changed = append(changed, name)
 			}
@@ -282,15 +283,42 @@ func TestWorldChangesWithWhatMatters(t *testing.T) {
 	}
 }
 
-// A setting with its default value is not in the world. So a study that was begun by an older tuner, without this
-// setting, can be resumed.
+// A setting with its default value is not in the world (the settings that must not change). So a study that an older
+// tuner began without this setting can be resumed.
 func TestTheWorldLeavesDefaultsOut(t *testing.T) {
-	byDefault := strings.NewReplacer("worst_case: false", "worst_case: true", "speculation: {min_acceptance: 5%, min_drafted: 2000}\n", "").Replace(full)
+	byDefault := strings.NewReplacer("worst_case: false", "worst_case: true", "speculation: {min_acceptance: 5%, min_drafted: 2000}\n", "",
+		"objective: capacity_per_gpu", "objective: capacity").Replace(full)
 	before, after := parse(t, full).World(), parse(t, byDefault).World()
-	for _, name := range []string{"worst case", "speculation"} {
+	for _, name := range []string{"worst case", "speculation", "objective"} {
 		if before[name] == "" || after[name] != "" {
 			t.Errorf("%s: the world has %q, and %q at the default, want nothing", name, before[name], after[name])
 		}
+	}
+}
+
+func TestVariablesAreRead(t *testing.T) {
+	const text = "version: 1\nname: a\nmodel: m\nserver: {command: [vllm], env: {OTHER: a}, current: [VLLM_SWITCH=1, --max-num-seqs, '16']}\n" +
+		"slo: {ttft_p99: 1s}\nworkload: {kind: random}\nparameters:\n  max-num-seqs: {int: [16, 64]}\n  VLLM_BACKEND: [null, A_B]\n" +
+		"  VLLM_SWITCH: {bool: , when: max-num-seqs > 8}\n  OMP_NUM_THREADS: {int: [1, 16]}\n  VLLM_TEXT: ['true', 'false']\n" +
+		"constraints: ['OTHER == \"a\"', 'VLLM_SWITCH == 1 or OMP_NUM_THREADS < 8']\n"
+	f := parse(t, text)
+	world := f.World()
+	for key, want := range map[string]string{
+		"parameter VLLM_BACKEND": "categorical unset, A_B", "parameter VLLM_SWITCH": "categorical 0, 1, when max-num-seqs > 8",
+		"parameter OMP_NUM_THREADS": "int 1 to 16", "parameter VLLM_TEXT": "categorical true, false", "server current": "VLLM_SWITCH=1 --max-num-seqs 16",
+	} {
+		if world[key] != want {
+			t.Errorf("World[%s] = %q, want %q", key, world[key], want)
+		}
+	}
+	if p, err := f.CurrentPoint(); err != nil || p.String() != "VLLM_SWITCH=1 max-num-seqs=16" {
+		t.Errorf("CurrentPoint = %s, %v", p, err)
+	}
+	if f.NoPrediction() != "" {
+		t.Errorf("NoPrediction = %q", f.NoPrediction())
+	}
+	if only := parse(t, strings.NewReplacer("  max-num-seqs: {int: [16, 64]}\n", "", ", --max-num-seqs, '16'", "", ", when: max-num-seqs > 8", "").Replace(text)); only.NoPrediction() == "" {
+		t.Error("a study of variables alone is predicted")
 	}
 }
 
@@ -386,4 +414,16 @@ func FuzzParse(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Errors of other packages name the place of a key.
+func TestPlace(t *testing.T) {
+	f := parse(t, full)
+	for key, want := range map[string]string{
+		"parameters.max-num-seqs": "dir/study.yaml:17:3: parameters.max-num-seqs", "server.args": "dir/study.yaml:7:3: server.args", "sweep": "dir/study.yaml: sweep",
+	} {
+		if got := f.Place(key); got != want {
+			t.Errorf("Place(%s) = %s, want %s", key, got, want)
+		}
+	}
 }

@@ -12,7 +12,7 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Sweep has the settings of a sweep: named configs, each measured at every rate or concurrency of one list.
+// A Sweep has the settings of a sweep. The sweep measures named configs, each at every rate or concurrency of one list.
 type Sweep struct {
 	Configs       []Config  // configs in the order of the file; the first is the baseline
 	Rates         []float64 // requests per second, ascending; nil in a closed loop
@@ -47,8 +47,8 @@ func defaultSweep() *Sweep {
 	}
 }
 
-// maxLoads limits the number of rates or concurrencies of a sweep, and maxConfigs the number of configs. For more,
-// `tuner run` is better, because it searches.
+// maxLoads limits the number of rates or concurrencies of a sweep. maxConfigs limits the number of its configs. For
+// more, `tuner run` is better, because it searches.
 const maxLoads, maxConfigs = 1000, 200
 
 // maxRequests limits the requests at one rate or concurrency. The tuner keeps each prompt and answer until the end, and
@@ -153,7 +153,7 @@ func (c checker) checkSweep() {
 
 // checkConfig adds a problem for each flag of a config that the user may not set, or that is also in server.args.
 func (c checker) checkConfig(config Config) {
-	at := words("sweep.configs." + config.Name + ".args")
+	at := wordPaths("sweep.configs." + config.Name + ".args")
 	given := space.FlagValues(c.Server.Args)
 	for _, flag := range c.checkFlags("sweep.configs."+config.Name+".args", at, config.Args, false) {
 		if _, twice := given[flag.Base()]; twice {

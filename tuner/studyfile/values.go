@@ -3,7 +3,6 @@ package studyfile
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"math"
 	"regexp"
 	"slices"
@@ -16,8 +15,6 @@ import (
 
 	"vllmtuner/tuner/space"
 )
-
-func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
 // A valueParser parses the text of one value. The text of its error begins with the path.
 type valueParser[T any] func(path, text string) (T, error)
@@ -80,8 +77,8 @@ func ascending[T int | float64](d *decoder, to *[]T, parse valueParser[T]) reade
 	}
 }
 
-// oneOf returns a reader of a value that must be one of words. An unknown word is a problem, but *to gets it for later
-// checks.
+// oneOf returns a reader of a value that must be one of the given words. An unknown word is a problem, but *to gets it
+// for later checks.
 func oneOf[T ~string](d *decoder, to *T, words ...T) reader {
 	return read(d, to, func(path, text string) (T, error) {
 		*to = T(text)
@@ -154,8 +151,8 @@ func duration(low time.Duration, unit string) valueParser[time.Duration] {
 	}
 }
 
-// fraction parses a share from 0 to 1, such as 0.01 or 1%.
-func fraction(path, text string) (float64, error) {
+// Fraction parses a fraction from 0 to 1, such as 0.01 or 1%. Errors name the path of the value.
+func Fraction(path, text string) (float64, error) {
 	digits, percent := strings.CutSuffix(strings.TrimSpace(text), "%")
 	v, err := parseNumber(strings.TrimSpace(digits))
 	switch {
@@ -196,7 +193,7 @@ func parseNumber(text string) (float64, error) {
 	return 0, fmt.Errorf("%q is not a number", text)
 }
 
-// units maps names of time units that people write to Go's units.
+// units has Go's unit for each name of a time unit that people write.
 var units = map[string]string{
 	"msec": "ms", "msecs": "ms", "millisecond": "ms", "milliseconds": "ms", "millis": "ms",
 	"sec": "s", "secs": "s", "second": "s", "seconds": "s",

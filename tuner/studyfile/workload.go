@@ -2,6 +2,7 @@ package studyfile
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 
 	"github.com/goccy/go-yaml/ast"
@@ -79,7 +80,7 @@ func (c checker) checkWorkload() {
 	if !slices.Contains(workload.Kinds, w.Kind) {
 		return // the unknown kind is already reported
 	}
-	for _, key := range sortedKeys(workload.Settings) {
+	for _, key := range slices.Sorted(maps.Keys(workload.Settings)) {
 		kinds := workload.Settings[key]
 		if at := "workload." + key; c.nodes[at] != nil && !slices.Contains(kinds, w.Kind) {
 			c.failAtKey(at, "%s has no effect on a workload of kind %s; remove it, or write kind: %s", at, w.Kind, workload.Or(kinds))

@@ -60,7 +60,7 @@ func TestSpeculationNeedsRealPrompts(t *testing.T) {
 	}
 }
 
-// Every example in docs/workloads.md must be a legal workload, and its data can be opened.
+// Every example in docs/workloads.md must be a legal workload, and it must be possible to open its data.
 func TestWorkloadsOfTheDocument(t *testing.T) {
 	const root = "../../"
 	text, err := os.ReadFile(root + "docs/workloads.md")

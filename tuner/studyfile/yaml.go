@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -162,12 +163,12 @@ func position(n ast.Node) (line, column int) {
 // An entry is one key of a mapping, with its value.
 type entry struct {
 	key   string
-	at    ast.Node // the key
+	at    ast.Node // node of the key
 	value ast.Node
 }
 
-// entries returns the entries of a mapping, and stores their nodes by path. If a key is given twice, it is a problem,
-// and only the first counts.
+// entries returns the entries of a mapping, and stores their nodes by path. If a key is given twice, entries adds a
+// problem, and only the first entry with the key counts.
 func (d *decoder) entries(path string, n ast.Node) []entry {
 	var values []*ast.MappingValueNode
 	switch n := n.(type) {
@@ -199,10 +200,10 @@ func (d *decoder) entries(path string, n ast.Node) []entry {
 // A reader reads the value at a path, and adds problems with it.
 type reader func(path string, n ast.Node)
 
-// mapping returns a reader of a mapping. A key that is not in readers is a problem.
+// mapping returns a reader of a mapping. A key without a reader is a problem.
 func (d *decoder) mapping(readers table) reader {
 	return func(path string, n ast.Node) {
-		known := sortedKeys(readers)
+		known := slices.Sorted(maps.Keys(readers))
 		for _, e := range d.entries(path, n) {
 			if read := readers[e.key]; read != nil {
 				read(keyPath(path, e.key), e.value)

@@ -22,7 +22,7 @@ type api struct {
 	release *release
 	keys    []string
 	mux     *http.ServeMux
-	next    atomic.Uint64       // number of the last sequence
+	lastID  atomic.Uint64       // number of the last sequence
 	bodies  *semaphore.Weighted // bytes of large bodies that are being read
 }
 
@@ -117,8 +117,8 @@ func (a *api) tokenize(w http.ResponseWriter, r *http.Request) {
 		len(tokens), a.live.engine.Options.MaxModelLen, toJSON(tokens)))
 }
 
-// detokenize writes each token as a word with the token's number. It does not undo tokenize, which keeps only hashes of
-// the text.
+// detokenize writes each token as a word with the token's number. The words are not the original text, because tokenize
+// keeps only hashes of that text.
 func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Model  string  `json:"model"`
@@ -136,14 +136,14 @@ func (a *api) detokenize(w http.ResponseWriter, r *http.Request) {
 }
 
 // resetPrefixCache empties the prefix cache. If that fails, 0.14.1 still answers 200 with an empty body, and logs the
-// failure. Later versions answer whether it succeeded.
+// failure. Later versions say in the answer whether the reset succeeded.
 func (a *api) resetPrefixCache(w http.ResponseWriter, _ *http.Request) {
 	var done bool
-	a.live.with(func(e *sim.Engine) { done = e.ResetCache() })
+	a.live.withEngine(func(e *sim.Engine) { done = e.ResetCache() })
 	if done {
 		a.log.engine("Successfully reset prefix cache")
 	} else {
-		a.log.line(engineCore, "WARNING", "Failed to reset prefix cache because some blocks are not freed yet")
+		a.log.record(engineCore, "WARNING", "Failed to reset prefix cache because some blocks are not freed yet")
 	}
 	if a.release.since032 {
 		writeJSON(w, http.StatusOK, fmt.Sprintf(`{"success":%v}`, done))

@@ -13,8 +13,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// nonDefault returns the dict that vLLM logs after "non-default args", in the order of vLLM's parser. serverctl reads
-// it.
+// nonDefault returns the dict that vLLM logs after "non-default args", in the order of vLLM's parser. The package
+// serverctl reads this dict from the log.
 func nonDefault(o sim.Options) string {
 	r := releaseOf(o)
 	var pairs []string
@@ -101,8 +101,8 @@ func pythonQuote(s string) string {
 	return quote + escaped + quote
 }
 
-// pythonRepr writes a float as Python's repr does: with the shortest digits that give the same value. It has an
-// exponent if it is below 1e-4, or 1e16 and above.
+// pythonRepr writes a float as Python's repr does: with the shortest digits that give the same value. The text has an
+// exponent if the absolute value is below 1e-4 or at least 1e16.
 func pythonRepr(x float64) string {
 	switch {
 	case math.IsNaN(x):

@@ -14,10 +14,10 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request) {
 		refusal.write(w)
 		return
 	}
-	if c.stream { // set now, because a later error of the engine becomes a chunk of the stream
+	if c.stream { // the content type is set now, because a later error of the engine becomes a chunk of the stream
 		w.Header().Set("Content-Type", eventStream)
 	}
-	time.Sleep(seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
+	time.Sleep(sim.Seconds(a.live.engine.Profile.Latency.BeforeScheduling / 1000))
 	o := a.live.engine.Options
 	s := &answer{
 		w: w, shapes: shapesOf(a.release), model: o.Model, chat: c.chat,
@@ -27,7 +27,7 @@ func (a *api) generate(w http.ResponseWriter, r *http.Request) {
 		s.prompt += len(tokens)
 		hashes, group := sim.HashBlocks(tokens), &group{n: c.n, left: c.n}
 		for range c.n {
-			s.id = a.next.Add(1)
+			s.id = a.lastID.Add(1)
 			request := &sim.Request{Prompt: len(tokens), Output: c.output, Hashes: hashes, Salt: s.id}
 			s.sequences = append(s.sequences, &sequence{request: request, group: group, arrived: c.arrived})
 		}

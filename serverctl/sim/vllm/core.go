@@ -2,6 +2,7 @@ package vllm
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -19,24 +20,26 @@ import (
 const (
 	// engineGrace is the time between SIGTERM and SIGKILL to an engine (shutdown in vllm/v1/utils.py, 0.14.1).
 	engineGrace = 5 * time.Second
-	// orphanCheck is how often an engine checks whether its API server has ended; then the engine ends too. A real
-	// engine lives for ever, but a forgotten simulated engine must not.
+	// orphanCheck is how often an engine checks whether its API server has ended. If the API server has ended, the
+	// engine ends too. A real engine would live for ever, but a forgotten simulated engine must not.
 	orphanCheck = time.Hour
 	// tellReady is the engine's message to its API server.
 	tellReady = "ready"
 )
 
-// A core is the API server's handle on the engine. The engine runs in this process or in its own.
+// A core is the API server's handle on the engine. The engine runs in this process or in a process of its own.
 type core struct {
 	log    *logger
 	memory *memory       // GPU memory that an engine in this process holds
 	cmd    *exec.Cmd     // nil for an engine in this process
 	dead   chan struct{} // closed when the engine is dead
 
+	watchdog time.Duration // how long the API server outlives the engine, unless a fault says otherwise
+
 	mu      sync.Mutex
 	logged  bool          // whether the engine logged why it died
-	outlive time.Duration // how long the API server outlives the engine; 0 means watchdogTime
-	die     func()        // closes dead
+	outlive time.Duration // how long the API server outlives the engine; 0 means the value of the field watchdog
+	die     func()        // closes the channel dead
 }
 
 // A coreError says that the engine did not become ready.
@@ -46,7 +49,7 @@ type coreError struct {
 	cause   error // nil when the engine has its own process, which logs the cause
 }
 
-// Error returns the cause, if it is known, and the API server's report.
+// Error returns the cause, if it is known, and the API server's message.
 func (e *coreError) Error() string {
 	text := e.release.initFailed(e.exit)
 	if e.cause != nil {
@@ -58,9 +61,9 @@ func (e *coreError) Error() string {
 // Unwrap returns the cause.
 func (e *coreError) Unwrap() error { return e.cause }
 
-// startEngine starts the engine in this process or in its own, and returns when it is ready.
+// startEngine starts the engine in this process or in a process of its own, and returns when it is ready.
 func (s *Server) startEngine(ctx context.Context, args []string, o sim.Options, log *logger) (*core, error) {
-	c := &core{log: log, dead: make(chan struct{})}
+	c := &core{log: log, dead: make(chan struct{}), watchdog: cmp.Or(s.watchdog, watchdogTime)}
 	c.die = sync.OnceFunc(func() { close(c.dead) })
 	if s.EngineProcess {
 		return c, s.startChild(ctx, c, args)
@@ -78,7 +81,7 @@ func (s *Server) startEngine(ctx context.Context, args []string, o sim.Options, 
 	return nil, &coreError{release: log.release, exit: 1, cause: err}
 }
 
-// load waits as long as a start takes, and claims the GPU's memory. If it fails, it logs the reason.
+// load waits as long as a start takes, and claims the GPU's memory. If load fails, it logs the reason.
 func (s *Server) load(ctx context.Context, o sim.Options, log *logger) (*memory, error) {
 	m, err := s.startUp(ctx, o, log)
 	switch start, ok := errors.AsType[*sim.StartError](err); {
@@ -91,8 +94,9 @@ func (s *Server) load(ctx context.Context, o sim.Options, log *logger) (*memory,
 	return m, err
 }
 
-// startChild starts the engine's process and waits until it is ready. It has no time limit of its own, because the
-// caller decides how long a start may take. As in vLLM, the process is in our process group and session.
+// startChild starts the engine's process and waits until that process is ready. startChild has no time limit of its
+// own, because the caller decides how long a start may take. As in vLLM, the process is in our process group and
+// session.
 func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	c.cmd = s.subprocess(slices.Concat([]string{"engine"}, s.ownArgs(), args)...)
 	c.cmd.Env = slices.DeleteFunc(os.Environ(), func(variable string) bool {
@@ -105,14 +109,14 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	}
 	defer told.Close()
 	c.log.enginePID = c.cmd.Process.Pid
-	go func() { // ends when the process ends; stop waits for this
+	go func() { // this goroutine ends when the process ends; the method stop waits for that
 		_ = c.cmd.Wait() // c.cmd.ProcessState has the result
 		c.die()
 	}()
-	// SetReadDeadline fails only when the pipe is closed, which is after the wait.
+	// SetReadDeadline fails only on a closed pipe. The pipe is closed only after the wait below.
 	unwait := context.AfterFunc(ctx, func() { _ = told.SetReadDeadline(time.Now()) })
 	defer unwait()
-	word, _ := bufio.NewReader(told).ReadString('\n') // if the engine ends first, the pipe ends and word is empty
+	word, _ := bufio.NewReader(told).ReadString('\n') // if the engine ends first, the pipe ends and the variable word is empty
 	switch {
 	case strings.TrimSpace(word) == tellReady:
 		return nil
@@ -124,7 +128,7 @@ func (s *Server) startChild(ctx context.Context, c *core, args []string) error {
 	return &coreError{release: c.log.release, exit: exitOf(c.cmd.ProcessState)}
 }
 
-// exitOf returns the exit code in the way of Python's multiprocessing: minus the signal if a signal ended the process.
+// exitOf returns the exit code as Python's multiprocessing gives it: minus the signal if a signal ended the process.
 func exitOf(state *os.ProcessState) int {
 	if status, ok := state.Sys().(syscall.WaitStatus); ok && status.Signaled() {
 		return -int(status.Signal())
@@ -132,13 +136,14 @@ func exitOf(state *os.ProcessState) int {
 	return state.ExitCode()
 }
 
-// kill makes the engine die of a fault. If words is not empty, the engine first logs it as an exception.
-func (c *core) kill(f Fault, words string) {
+// kill makes the engine die of a fault. Before that, the engine logs the text of the exception, if the text is not
+// empty.
+func (c *core) kill(f Fault, exception string) {
 	c.mu.Lock()
-	c.logged, c.outlive = words != "", f.For
+	c.logged, c.outlive = exception != "", f.For
 	c.mu.Unlock()
-	if words != "" {
-		c.log.engineFatal(words)
+	if exception != "" {
+		c.log.engineFatal(exception)
 	}
 	if c.cmd == nil {
 		c.memory.release()
@@ -148,14 +153,11 @@ func (c *core) kill(f Fault, words string) {
 	_ = c.cmd.Process.Kill() // fails if the engine has already ended
 }
 
-// death returns whether the engine logged why it died, and how long the API server outlives it.
+// death returns whether the engine logged why it died, and how long the API server outlives the engine.
 func (c *core) death() (logged bool, outlive time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.outlive == 0 {
-		return c.logged, watchdogTime
-	}
-	return c.logged, c.outlive
+	return c.logged, cmp.Or(c.outlive, c.watchdog)
 }
 
 // stop ends the engine and returns when it has ended. It may be called again.
@@ -173,9 +175,9 @@ func (c *core) stop() {
 	}
 }
 
-// RunEngine is the main function of the engine process of a Server with EngineProcess. It waits as long as a start
-// takes, holds the simulated GPU's memory, and returns when SIGTERM ends ctx. The API server computes the tokens. Like
-// vLLM's engine, this process lives on when its API server is killed. RunEngine logs its error.
+// RunEngine is the main function of the engine process, which a Server with EngineProcess starts. It waits as long as a
+// start takes, holds the simulated GPU's memory, and returns when SIGTERM ends ctx. The API server computes the tokens.
+// Like vLLM's engine, this process lives on when its API server is killed. RunEngine logs its error.
 func (s *Server) RunEngine(ctx context.Context, args []string) error {
 	o, err := s.Profile.ParseArgsOf(s.version(), args)
 	if err != nil {

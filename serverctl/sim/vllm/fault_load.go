@@ -16,7 +16,7 @@ import (
 
 const (
 	// watchdogTime is how long an API server outlives its engine. vLLM checks every five seconds (watchdog_loop in
-	// vllm/entrypoints/launcher.py, 0.14.1). Together with the shutdown, 0.32.0 took 3.1 to 7.4 s.
+	// vllm/entrypoints/launcher.py, 0.14.1). In vLLM 0.32.0, this wait and the shutdown together took 3.1 to 7.4 s.
 	watchdogTime = 5 * time.Second
 	// runningPoll is how often the running requests are counted for the trigger running=.
 	runningPoll = 5 * time.Millisecond
@@ -47,7 +47,7 @@ type faultHandler struct {
 	closed   bool // whether the channel stopped is closed
 }
 
-// errEngineDead is the cause with which the contexts of all requests end after the engine has died.
+// errEngineDead says why the contexts of all requests have ended: the engine has died.
 var errEngineDead = errors.New("the engine is dead")
 
 // isDead reports whether the engine died before the client of a request disconnected.
@@ -78,7 +78,7 @@ func (h *faultHandler) open(endRequests context.CancelCauseFunc) {
 	h.actions.Go(func() { h.watchEngine(endRequests) })
 	for _, a := range h.active {
 		switch {
-		case a.kind.act == nil: // a fault of single requests; see enter
+		case a.kind.act == nil: // the method enter applies this fault, because it acts on single requests
 		case a.Trigger == "at":
 			h.actions.Go(func() {
 				if h.pause(max(time.Nanosecond, time.Until(h.began.Add(a.At)))) {
@@ -102,7 +102,7 @@ func (h *faultHandler) close() {
 	h.actions.Wait()
 }
 
-// pause waits for d, or for ever when d is 0. It returns false when the server ends first.
+// pause waits for the time d, or for ever if d is 0. It returns false when the server ends first.
 func (h *faultHandler) pause(d time.Duration) bool {
 	var over <-chan time.Time
 	if d > 0 {
@@ -126,7 +126,7 @@ func (h *faultHandler) awaitRunning(a *activeFault) {
 }
 
 func (h *faultHandler) running() (n int) {
-	h.live.with(func(e *sim.Engine) { n = e.Running() })
+	h.live.withEngine(func(e *sim.Engine) { n = e.Running() })
 	return n
 }
 
@@ -146,7 +146,7 @@ func (h *faultHandler) actLocked(a *activeFault) {
 	h.actions.Go(func() { a.kind.act(h, a.Fault) })
 }
 
-// end makes the server end. With abrupt, the server cuts its streams off.
+// end makes the server end. If abrupt is set, the server cuts its streams off.
 func (h *faultHandler) end(abrupt bool) {
 	h.endOnce.Do(func() {
 		h.abrupt = abrupt
@@ -172,7 +172,8 @@ func (h *faultHandler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.api.ServeHTTP(w, r)
 }
 
-// waitWhileSilent waits while the fault deaf silences the server. It returns false when the request ends first.
+// waitWhileSilent waits while the fault named deaf keeps the server silent. It returns false when the request ends
+// first.
 func (h *faultHandler) waitWhileSilent(gone <-chan struct{}) bool {
 	silence := h.silence.Load()
 	if silence == nil {
@@ -186,9 +187,9 @@ func (h *faultHandler) waitWhileSilent(gone <-chan struct{}) bool {
 	}
 }
 
-// completion passes a request to the API, and applies the fault that the request triggers for itself. A request that
-// kills the engine still goes to the API. It came while the engine lived, so its answer ends like the answers of the
-// running requests.
+// completion passes a request to the API. If the request triggers a fault that acts on this request alone, completion
+// applies the fault. A request that kills the engine still goes to the API. That request came while the engine lived,
+// so its answer ends like the answers of the running requests.
 func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	if isDead(r) {
 		refuse(w, deadEngine)
@@ -209,8 +210,8 @@ func (h *faultHandler) completion(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// enter counts a request. It applies the faults of the whole server that the request triggers. It returns the fault of
-// this request alone, if there is one.
+// enter counts a request. If the request triggers faults of the whole server, enter applies them. If it triggers a
+// fault that acts on this request alone, enter returns that fault.
 func (h *faultHandler) enter() (fault *Fault) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -227,8 +228,8 @@ func (h *faultHandler) enter() (fault *Fault) {
 	return fault
 }
 
-// triggered reports whether the current request triggers a fault. A fault with p= draws a number for each request, so
-// that the draws depend only on its seed and on the request's number.
+// triggered reports whether the current request triggers a fault. A fault with the trigger p= draws one random number
+// for each request. So the numbers depend only on the fault's seed and on the request's number.
 func (h *faultHandler) triggered(a *activeFault) bool {
 	switch a.Trigger {
 	case "request":
@@ -260,19 +261,19 @@ func (h *faultHandler) watchEngine(endRequests context.CancelCauseFunc) {
 	}
 }
 
-// killEngine makes the engine die. If the fault has an exception, the engine logs it first.
+// killEngine makes the engine die. If the fault has an exception, the engine first logs that exception.
 func (h *faultHandler) killEngine(f Fault) {
-	words := ""
+	exception := ""
 	if f.kind.exception != "" {
-		words = deathOf(f, h.server.Profile, h.live.engine.Options)
+		exception = deathOf(f, h.server.Profile, h.live.engine.Options)
 	}
-	h.core.kill(f, words)
+	h.core.kill(f, exception)
 }
 
-// exit is the fault exit-0. It ends the server with exit code 0.
+// exit applies the fault named exit-0. It ends the server with exit code 0.
 func (h *faultHandler) exit(Fault) { h.end(true) }
 
-// hang is the fault hang. It stops the engine while its API server lives on.
+// hang applies the fault named hang. It stops the engine while its API server lives on.
 func (h *faultHandler) hang(f Fault) {
 	h.live.freeze()
 	if h.pause(f.For) {
@@ -280,17 +281,18 @@ func (h *faultHandler) hang(f Fault) {
 	}
 }
 
-// rejectDrafts is the fault no-acceptance. It acts like a drafter for another model.
+// rejectDrafts applies the fault named no-acceptance. The model then rejects every draft token, as if the drafter
+// belonged to another model.
 func (h *faultHandler) rejectDrafts(f Fault) {
-	reject := func(now bool) { h.live.with(func(e *sim.Engine) { e.NoAcceptance = now }) }
+	reject := func(now bool) { h.live.withEngine(func(e *sim.Engine) { e.NoAcceptance = now }) }
 	reject(true)
 	if f.For > 0 && h.pause(f.For) {
 		reject(false)
 	}
 }
 
-// ignoreClients is the fault deaf. It makes the API server accept connections and send nothing, not even to requests in
-// progress. It also sends nothing while the server ends.
+// ignoreClients applies the fault named deaf. It makes the API server accept connections and send nothing, not even to
+// requests in progress. It also sends nothing while the server ends.
 func (h *faultHandler) ignoreClients(f Fault) {
 	silence := make(chan struct{})
 	h.silence.Store(&silence)
@@ -300,7 +302,7 @@ func (h *faultHandler) ignoreClients(f Fault) {
 	}
 }
 
-// flood is the fault flood. It writes log lines as fast as the reader takes them.
+// flood applies the fault named flood. It writes log lines as fast as the reader takes them.
 func (h *faultHandler) flood(f Fault) {
 	const lines = 500 // about 64 KiB per write; one system call per line would be too slow
 	for line, left := 0, f.Bytes; left > 0; {

@@ -87,7 +87,7 @@ func TestAnEngineThatDiesUnderLoad(t *testing.T) {
 	}
 }
 
-// An API server outlives its engine for the time of the fault, and exits with 0 as in vLLM.
+// An API server outlives its engine for the time that the fault's key for= gives. It exits with 0, as in vLLM.
 func TestAnAPIServerEndsAfterItsEngine(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "engine-death:request=1,for=1s")
@@ -114,35 +114,47 @@ func postTo(s *simProcess, path, body string) (int, string) {
 }
 
 // The test kills the engine's process with SIGKILL; no fault is set. Then /health answers 503, and the API server exits
-// with 0 after five seconds.
+// with 0 after five seconds. On a busy machine the test may ask /health too late. Then it tries again with a longer
+// time.
 func TestAnEngineThatIsKilled(t *testing.T) {
 	t.Parallel()
-	s := readySim(t, "--sim-engine-process")
-	stream, engine := runningStream(t, s), s.engine()
-	if group := statField(engine, statGroup); group != fmt.Sprint(s.cmd.Process.Pid) {
-		t.Errorf("the engine is in group %s, its server in %d", group, s.cmd.Process.Pid)
-	}
-	begin := time.Now()
-	if err := syscall.Kill(engine, syscall.SIGKILL); err != nil {
-		t.Fatal(err)
-	}
-	await(t, "/health says 503", func() bool { return s.health() == 503 })
-	t.Logf("/health said 503 after %v", time.Since(begin))
-	if _, text, err := stream.whole(t); err != nil || !strings.HasSuffix(text, errorChunk) {
-		t.Errorf("the stream ends with %q, %v", text[max(0, len(text)-300):], err)
-	}
-	if code := s.end().ExitCode(); code != 0 {
-		t.Errorf("exit code %d", code)
-	}
-	if took := time.Since(begin); took < 3*time.Second {
-		t.Errorf("the API server ended after %v, want 5 s", took)
-	}
-	if missing := inOrder(s.log(), []string{"died unexpectedly", "output_handler failed", "Error in completion stream generator."}); missing != "" {
-		t.Errorf("the log lacks %q", missing)
-	}
+	inTime(t, watchdogTime, func(d time.Duration) bool {
+		var flags []string
+		if d != watchdogTime { // the first time shows that watchdogTime is the default
+			flags = append(flags, watchdogFlag+d.String())
+		}
+		s := readySim(t, append(flags, "--sim-engine-process")...)
+		stream, engine := runningStream(t, s), s.engine()
+		if group := statField(engine, statGroup); group != fmt.Sprint(s.cmd.Process.Pid) {
+			t.Errorf("the engine is in group %s, its server in %d", group, s.cmd.Process.Pid)
+		}
+		begin := time.Now()
+		if err := syscall.Kill(engine, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+		onTime := false
+		await(t, "/health says 503, or the server has ended", func() bool {
+			onTime = s.health() == 503
+			return onTime || s.gone()
+		})
+		if _, text, err := stream.whole(t); err != nil || !strings.HasSuffix(text, errorChunk) {
+			t.Errorf("the stream ends with %q, %v", text[max(0, len(text)-300):], err)
+		}
+		if code := s.endWithin(d + limit).ExitCode(); code != 0 {
+			t.Errorf("exit code %d", code)
+		}
+		if took := time.Since(begin); took < d {
+			t.Errorf("the API server ended after %v, want at least %v", took, d)
+		}
+		if missing := inOrder(s.log(), []string{"died unexpectedly", "output_handler failed", "Error in completion stream generator."}); missing != "" {
+			t.Errorf("the log lacks %q", missing)
+		}
+		return onTime
+	})
 }
 
-// When the API server is killed, its engine lives on and holds the GPU's memory. vLLM 0.32.0 did so in two of two runs.
+// When the API server is killed, its engine lives on and holds the GPU's memory. With vLLM 0.32.0 this happened in two
+// of two runs.
 func TestAnEngineOutlivesAnAPIServerThatIsKilled(t *testing.T) {
 	t.Parallel()
 	gpu := t.TempDir()
@@ -216,7 +228,7 @@ func TestServersThatEndUnderLoad(t *testing.T) {
 	}
 }
 
-// During a hang requests run, but the engine gives no tokens. The API server still answers.
+// During the fault named hang, requests stay in the engine but get no tokens. The API server still answers.
 func TestAnEngineThatHangs(t *testing.T) {
 	t.Parallel()
 	s, healthy := readySim(t, "--sim-fault", "hang:request=2"), readySim(t)
@@ -237,7 +249,7 @@ func TestAnEngineThatHangs(t *testing.T) {
 	}
 }
 
-// After a hang the streams go on.
+// When the fault named hang ends, the streams go on.
 func TestAHangThatEnds(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "hang:request=2,for=1s")
@@ -255,8 +267,8 @@ func TestAHangThatEnds(t *testing.T) {
 	}
 }
 
-// awaitDeaf waits until the server accepts a connection and does not answer its request, while a server without a
-// fault generates 50 tokens.
+// awaitDeaf waits until the server accepts a connection but does not answer the request on it. The answer must be
+// missing while a server without a fault generates 50 tokens.
 func awaitDeaf(t *testing.T, s *simProcess) {
 	t.Helper()
 	healthy := readySim(t)
@@ -296,7 +308,8 @@ func TestAnAPIServerThatIsDeaf(t *testing.T) {
 	}
 }
 
-// A server that is deaf for ever still ends at SIGTERM. Only the fault ignore-term makes a server ignore SIGTERM.
+// A server with the fault named deaf, without a time limit, still ends at SIGTERM. Only the fault named ignore-term
+// makes a server ignore SIGTERM.
 func TestADeafServerEndsAtSIGTERM(t *testing.T) {
 	t.Parallel()
 	s := readySim(t, "--sim-fault", "deaf:request=1")
@@ -378,7 +391,7 @@ func TestFaultsOfOneRequest(t *testing.T) {
 		}},
 		{"stop-writing", func(t *testing.T, s *simProcess, a *streamed, _ time.Time) {
 			await(t, "three tokens come", func() bool { return strings.Contains(a.text(), "w2") })
-			s.meanwhile(t) // the fault hits one request, and without it this answer would go on or end
+			s.meanwhile(t) // without the fault, the answer would go on or end in this time
 			select {
 			case <-a.ended:
 				t.Error("the answer ends although it should stop in the middle")
@@ -391,8 +404,10 @@ func TestFaultsOfOneRequest(t *testing.T) {
 		}},
 		{"slow-loris", func(t *testing.T, _ *simProcess, a *streamed, asked time.Time) {
 			await(t, "two bytes come", func() bool { return len(a.text()) >= 2 })
-			if took := time.Since(asked); took < 900*time.Millisecond || !strings.HasPrefix(`data: `, a.text()) {
-				t.Errorf("%q came in %v, want one byte a second", a.text(), took)
+			text := a.text() // on a busy machine the test may look late and see more than two bytes
+			took, start := time.Since(asked), "data: "
+			if pauses := time.Duration(len(text) - 1); took < pauses*900*time.Millisecond || !strings.HasPrefix(start, text[:min(len(text), len(start))]) {
+				t.Errorf("%q came in %v, want one byte a second", text, took)
 			}
 			a.drop()
 		}},
@@ -428,7 +443,7 @@ func TestFaultsOfOneRequest(t *testing.T) {
 	}
 }
 
-// A fault with at= and for= hits all requests that come in that period, and no later request.
+// A fault with the keys at= and for= hits all requests that come in that period, and no later request.
 func TestAFaultHitsAllRequestsOfAPeriod(t *testing.T) {
 	t.Parallel()
 	var s *simProcess
@@ -436,8 +451,8 @@ func TestAFaultHitsAllRequestsOfAPeriod(t *testing.T) {
 		begin := time.Now()
 		s = readySim(t, "--sim-fault", fmt.Sprintf("status-500:at=0s,for=%s", d), "--sim-fault", "wrong-type:running=1")
 		status, _, _ := s.ask(t.Context(), true, 3).whole(t)
-		looked := time.Since(begin) < d // the period began after begin
-		if looked && status != 500 {
+		onTime := time.Since(begin) < d // the period of the fault began later than begin was taken
+		if onTime && status != 500 {
 			t.Errorf("during the time of the fault a request is answered with %d", status)
 		}
 		await(t, "the fault is over", func() bool {
@@ -447,7 +462,7 @@ func TestAFaultHitsAllRequestsOfAPeriod(t *testing.T) {
 		if time.Since(begin) < d {
 			t.Errorf("the fault was over before %v", d)
 		}
-		return looked
+		return onTime
 	})
 	if status, text, _ := s.ask(t.Context(), true, 3).whole(t); status != 200 || !strings.Contains(text, "[DONE]") {
 		t.Errorf("after the time of the fault a request is answered with %d %q", status, text)
@@ -458,7 +473,8 @@ func TestAFaultHitsAllRequestsOfAPeriod(t *testing.T) {
 	}
 }
 
-// The model accepts draft tokens, and accepts none from the second request on, for ever or for a second.
+// The model accepts draft tokens until the second request. From then on the model accepts none, for ever or for a
+// second.
 func TestADrafterWithoutAcceptedTokens(t *testing.T) {
 	t.Parallel()
 	accepted := func(s *simProcess) float64 { return s.metric("vllm:spec_decode_num_accepted_tokens_total") }

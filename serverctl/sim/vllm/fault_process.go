@@ -35,8 +35,8 @@ const (
 	roleDaemon = "daemon"
 )
 
-// RunChild is the main function of a child process that a fault starts. words are the child's role and the arguments of
-// that role.
+// RunChild is the main function of a child process that a fault starts. The parameter words has the child's role and
+// the arguments of that role.
 func RunChild(words []string) error {
 	switch {
 	case len(words) == 1 && words[0] == roleExit:
@@ -51,8 +51,8 @@ func RunChild(words []string) error {
 	return fmt.Errorf("the simulated server has no child process %q", strings.Join(words, " "))
 }
 
-// runDaemon ignores all signals that ask it to end. It ends after its lifetime, so that a failed test leaves it behind
-// for some minutes only.
+// runDaemon ignores all signals that ask it to end. It ends after its lifetime, so that a daemon of a failed test lives
+// only for some minutes.
 func runDaemon(lifetime time.Duration) error {
 	signal.Ignore(syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP, syscall.SIGQUIT)
 	if err := tellParent("ready"); err != nil {
@@ -62,8 +62,8 @@ func runDaemon(lifetime time.Duration) error {
 	return nil
 }
 
-// tellParent writes a word to the pipe that startWithPipe made. Its file descriptor is 3, the first after standard
-// input, output and error.
+// tellParent writes a word to the pipe that startWithPipe made. The pipe's file descriptor is 3, the first after
+// standard input, output and error.
 func tellParent(word string) error {
 	const fd = 3
 	pipe := os.NewFile(fd, "pipe to the parent")
@@ -117,9 +117,9 @@ func startDaemon(_ context.Context, s *Server, _ sim.Options, f Fault, log *logg
 // shmDir is the directory in which Linux keeps POSIX shared memory segments (shm_overview(7)).
 const shmDir = "/dev/shm"
 
-// leakShm makes a segment of shared memory, keeps it mapped, and never removes it. Its name is as in Python's
-// multiprocessing.shared_memory. Like a segment that a killed vLLM leaves behind, it uses much less memory than its
-// size.
+// leakShm makes a segment of shared memory, keeps it mapped, and never removes it. The name of the segment has the form
+// of names in Python's multiprocessing.shared_memory. Like a segment that a killed vLLM leaves behind, the segment uses
+// much less memory than its size.
 func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) error {
 	name := make([]byte, 4)
 	rand.Read(name) // cannot fail: crypto/rand would end the program
@@ -139,7 +139,7 @@ func leakShm(_ context.Context, _ *Server, _ sim.Options, f Fault, log *logger) 
 	return nil
 }
 
-// ignoreTerm is the fault ignore-term: the process ignores SIGTERM.
+// ignoreTerm applies the fault named ignore-term: the process ignores SIGTERM.
 func ignoreTerm(context.Context, *Server, sim.Options, Fault, *logger) error {
 	signal.Ignore(syscall.SIGTERM)
 	return nil
@@ -159,7 +159,7 @@ func (h *faultHandler) zombies(f Fault) {
 	h.log.api("Fault zombies: processes %v are not waited for", pids)
 }
 
-// stopItself is the fault stop. The process sends itself SIGSTOP, which no process can ignore.
+// stopItself applies the fault named stop. The process sends itself SIGSTOP, which no process can ignore.
 func (h *faultHandler) stopItself(Fault) {
 	h.log.api("Fault stop: SIGSTOP to process %d", os.Getpid())
 	_ = unix.Kill(os.Getpid(), unix.SIGSTOP) // cannot fail: a process may always signal itself
@@ -171,8 +171,8 @@ func (h *faultHandler) crash(Fault) {
 	h.log.write(h.log.errors, "", "!!!!!!! Segfault encountered !!!!!!!\n  File \"<unknown>\", line 0, in cuMemCreate\n"+
 		"  File \"<unknown>\", line 0, in 0xffffffffffffffff\n")
 	_ = unix.Setrlimit(unix.RLIMIT_CORE, &unix.Rlimit{}) // cannot fail: lowering a limit is always allowed
-	// This is the kernel's struct sigaction, not libc's: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes. It
-	// is the same on amd64 and arm64 (include/linux/signal_types.h).
+	// This is the kernel's struct sigaction, not libc's: SIG_DFL, no flags, no restorer, an empty mask of 8 bytes. The
+	// struct is the same on amd64 and arm64 (include/linux/signal_types.h).
 	var standard [4]uint64
 	action := uintptr(unsafe.Pointer(&standard))
 	_, _, errno := unix.RawSyscall6(unix.SYS_RT_SIGACTION, uintptr(unix.SIGSEGV), action, 0, 8, 0, 0)

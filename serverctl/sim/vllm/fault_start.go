@@ -7,7 +7,7 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A startPoint is a moment of the start at which faults act.
+// A startPoint is a moment during the start of a server at which faults act.
 type startPoint int
 
 const (
@@ -45,7 +45,7 @@ func raise(_ context.Context, s *Server, o sim.Options, f Fault, _ *logger) erro
 // killEngine ends the engine without a log line, as SIGKILL does.
 func killEngine(context.Context, *Server, sim.Options, Fault, *logger) error { return errKilled }
 
-// delay waits for the time f.For; 0 means for ever.
+// delay waits for the time f.For; if that is 0, it waits for ever.
 func delay(ctx context.Context, _ *Server, _ sim.Options, f Fault, _ *logger) error {
 	if f.For > 0 {
 		return wait(ctx, f.For.Seconds())

@@ -78,8 +78,8 @@ func TestAPortThatIsTakenIsRefusedBeforeTheLoad(t *testing.T) {
 	}
 }
 
-// Before a server is ready, its port is bound, but the kernel refuses connections. With the fault bind-late the port is
-// not bound either.
+// Before a server is ready, its port is bound, but the kernel refuses connections. With the fault named bind-late the
+// port is not bound either.
 func TestServersThatTakeTheirTime(t *testing.T) {
 	t.Parallel()
 	for _, row := range []struct {
@@ -98,11 +98,11 @@ func TestServersThatTakeTheirTime(t *testing.T) {
 				s := startSim(t, strings.Fields(fmt.Sprintf(row.flags, d))...)
 				await(t, "the server waits", func() bool { return strings.Contains(s.log(), row.at) })
 				health, bound := s.health(), isBound(t, s.url)
-				looked := time.Since(begin) < d // the server began to wait after begin
-				if looked && health != 0 {
+				onTime := time.Since(begin) < d // the server began to wait later than begin was taken
+				if onTime && health != 0 {
 					t.Error("the server answers before it is ready")
 				}
-				if looked && bound != row.binds {
+				if onTime && bound != row.binds {
 					t.Errorf("the port is bound: %v, want %v", bound, row.binds)
 				}
 				await(t, "the server is ready", func() bool { return s.health() == 200 })
@@ -110,7 +110,7 @@ func TestServersThatTakeTheirTime(t *testing.T) {
 					t.Errorf("the server is ready after %v, want at least %v", took, d)
 				}
 				endAtSIGTERM(t, s)
-				return looked
+				return onTime
 			})
 		})
 	}

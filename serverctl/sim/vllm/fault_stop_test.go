@@ -54,7 +54,7 @@ func TestAServerThatWaitsForItsClients(t *testing.T) {
 			healthy := readySim(t)
 			await(t, "no more tokens come", func() bool {
 				before := stream.text()
-				healthy.meanwhile(t) // enough: without the fault the server would have ended
+				healthy.meanwhile(t) // this wait is long enough: without the fault the server would have ended
 				return stream.text() == before
 			})
 			select {

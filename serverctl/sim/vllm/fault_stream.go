@@ -11,14 +11,14 @@ import (
 const (
 	// midway is the number of chunks that a client gets before a fault spoils its stream. Real answers are longer.
 	midway = 3
-	// lorisPause is the pause between two bytes with the fault slow-loris.
+	// lorisPause is how long the fault slow-loris waits between two bytes.
 	lorisPause = time.Second
 )
 
-// An answerAction is a fault that answers a request in place of the API.
+// An answerAction is the action of a fault that answers a request in place of the API.
 type answerAction func(w http.ResponseWriter)
 
-// A writeAction is a fault that spoils an answer while it is written. It writes one piece of the answer in place of
+// A writeAction is the action of a fault that spoils an answer. It writes one piece of the answer in place of
 // answerWriter.pass.
 type writeAction func(w *answerWriter, piece []byte) (int, error)
 
@@ -39,7 +39,7 @@ type answerWriter struct {
 	whole  bool // the last chunk of a stream, or the body, was written
 }
 
-// Unwrap lets http.ResponseController find the writer below, to flush it.
+// Unwrap lets http.ResponseController reach the wrapped writer, to flush it.
 func (w *answerWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // Write writes one chunk of a stream, or a whole body. A fault may spoil it.
@@ -66,8 +66,8 @@ func (w *answerWriter) streams() bool { return w.Header().Get("Content-Type") ==
 
 func (w *answerWriter) flush() error { return http.NewResponseController(w.ResponseWriter).Flush() }
 
-// halfway reports whether a fault shall spoil the answer at this piece. That is in the middle of a stream, at the end
-// of a short stream, or at the beginning of a body.
+// halfway reports whether the fault shall spoil the answer at this piece. A fault acts in the middle of a stream, at
+// the end of a short stream, or at the beginning of a body.
 func (w *answerWriter) halfway(piece []byte) bool {
 	return !w.streams() || w.chunks >= midway || bytes.HasPrefix(piece, lastChunk)
 }
@@ -102,18 +102,19 @@ func refuse(w http.ResponseWriter, message string) {
 	(&apiError{status: http.StatusInternalServerError, kind: "InternalServerError", message: message}).write(w)
 }
 
-// internalError is the fault status-500. vLLM gives this answer to a GenerationError
+// internalError applies the fault named status-500. vLLM gives this answer to a GenerationError
 // (vllm/entrypoints/openai/serving_engine.py, 0.14.1).
 func internalError(w http.ResponseWriter) { refuse(w, "Internal server error") }
 
-// webPage is the fault wrong-type: a web page, such as a proxy sends in place of the server.
+// webPage applies the fault named wrong-type. The answer is a web page, as a proxy sends in place of a server.
 func webPage(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	// An error only means that the client has disconnected.
 	_, _ = w.Write([]byte("<!doctype html>\n<html><body><h1>It works!</h1></body></html>\n"))
 }
 
-// stopWriting is the fault stop-writing: in the middle of an answer the server stops, and the client waits for ever.
+// stopWriting applies the fault named stop-writing: in the middle of an answer the server stops, and the client waits
+// for ever.
 func stopWriting(w *answerWriter, piece []byte) (int, error) {
 	if !w.halfway(piece) {
 		return w.pass(piece)
@@ -122,7 +123,7 @@ func stopWriting(w *answerWriter, piece []byte) (int, error) {
 	return 0, errGone
 }
 
-// writeSlowly is the fault slow-loris: one byte a second.
+// writeSlowly applies the fault named slow-loris: the answer comes at one byte a second.
 func writeSlowly(w *answerWriter, piece []byte) (int, error) {
 	for i := range piece {
 		if _, err := w.ResponseWriter.Write(piece[i : i+1]); err != nil {
@@ -142,7 +143,7 @@ func writeSlowly(w *answerWriter, piece []byte) (int, error) {
 	return len(piece), nil
 }
 
-// breakStream is the fault mid-stream-error: one request fails, and the others go on.
+// breakStream applies the fault named mid-stream-error: one request fails, and the others go on.
 func breakStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.streams() || !w.halfway(piece) {
 		return w.pass(piece)
@@ -154,7 +155,8 @@ func breakStream(w *answerWriter, piece []byte) (int, error) {
 	return 0, errSpoilt
 }
 
-// cutStream is the fault truncated: the connection closes in the middle of an answer, as when an API server is killed.
+// cutStream applies the fault named truncated: the connection closes in the middle of an answer, as when an API server
+// is killed.
 func cutStream(w *answerWriter, piece []byte) (int, error) {
 	if !w.halfway(piece) {
 		return w.pass(piece)

@@ -10,15 +10,16 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// deathFiles are the exceptions that vLLM logs when it dies. serverctl's rules read them. In a text $name stands for a
-// value that deathText fills in. All versions get the texts of 0.14.1 with torch 2.9.1, huggingface_hub 0.36 and
-// transformers 4.57. They come from the sources, or from vLLM's log on a CPU. Texts that only a GPU produces
-// (out-of-memory, illegal-access, nccl) come from logs that users have published. Tracebacks are shortened.
+// deathFiles are the exceptions that vLLM logs when it dies. The rules of the package serverctl read these texts. In a
+// text $name stands for a value that deathText fills in. All versions get the texts of 0.14.1 with torch 2.9.1,
+// huggingface_hub 0.36 and transformers 4.57. The texts come from vLLM's sources, or from vLLM's log on a CPU. Texts
+// that only a GPU produces (out-of-memory, illegal-access, nccl) come from logs that users have published. Tracebacks
+// are shortened.
 //
 //go:embed deaths/*.txt
 var deathFiles embed.FS
 
-// deathText returns the exception of the given name. parts are the values of $name in its text.
+// deathText returns the text of the named exception. It replaces each $name in that text with its value from parts.
 func deathText(name string, parts fields) string {
 	text, err := deathFiles.ReadFile("deaths/" + name + ".txt")
 	if err != nil {
@@ -42,7 +43,7 @@ const deadEngine = "EngineCore encountered an issue. See stack trace (above) for
 
 // frame returns one entry of a traceback.
 func frame(file string, line int, function, code string) string {
-	const packages = "/usr/local/lib/python3.12/dist-packages" // of vLLM's image
+	const packages = "/usr/local/lib/python3.12/dist-packages" // the path in vLLM's container image
 	return fmt.Sprintf("  File \"%s/%s\", line %d, in %s\n    %s\n", packages, file, line, function, code)
 }
 
@@ -65,13 +66,14 @@ func (l *logger) engineFatal(exception string) {
 	l.trace(engineCore, "Process "+l.release.engine+":\n"+trace)
 }
 
-// engineLost logs that the API server has lost its engine. logged says whether the engine logged why it died. If it did
-// not, the API server notices the end of its process (monitor_engine_cores in vllm/v1/engine/core_client.py).
+// engineLost logs that the API server has lost its engine. The parameter logged says whether the engine logged why it
+// died. If the engine did not, the API server logs that the engine's process has ended (monitor_engine_cores in
+// vllm/v1/engine/core_client.py).
 func (l *logger) engineLost(logged bool) {
 	switch {
 	case logged:
 	case l.release.since032:
-		l.line(apiServer, "WARNING", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
+		l.record(apiServer, "WARNING", "[shutdown] MPClient: engine core exited unexpectedly; starting cleanup")
 	default:
 		l.apiError("Engine core proc %s died unexpectedly, shutting down client.", l.release.engine)
 	}
@@ -85,8 +87,8 @@ func (l *logger) apiFailed(exception string) {
 	l.trace(apiServer, traceback+"  File \"/usr/local/bin/vllm\", line 10, in <module>\n    sys.exit(main())\n"+exception)
 }
 
-// initFailed returns the API server's exception when its engine did not start (vllm/v1/engine/utils.py). exit is the
-// engine's exit code, or the negative number of the signal that ended it.
+// initFailed returns the API server's exception when its engine did not start (vllm/v1/engine/utils.py). The parameter
+// exit is the engine's exit code, or the negative number of the signal that ended it.
 func (f *release) initFailed(exit int) string {
 	return frame("vllm/v1/engine/utils.py", 980, "wait_for_engine_startup", "raise RuntimeError(") +
 		fmt.Sprintf("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {'%s': %d}",

@@ -14,7 +14,7 @@ import (
 // HTTP API and its end. A simulation in virtual time, without a server, has no faults.
 type Fault struct {
 	Kind    string
-	Trigger string        // at, request, running or p; empty when the fault acts at a fixed point of the server's life
+	Trigger string        // the name of the trigger's key: at, request, running or p; empty when the fault acts at a fixed point of the server's life
 	At      time.Duration // time since the start of the process
 	Request int           // the number of the completion request, from 1; failed requests count
 	Running int           // the fault begins at this number of running requests
@@ -48,9 +48,9 @@ type FaultError struct{ Text string }
 // Error names the mistake and the allowed values.
 func (e *FaultError) Error() string { return e.Text }
 
-// A faultKind describes one kind of fault. If start is set, the fault acts while the server starts. If act is set, it
-// acts on the whole server under load. If answer or write is set, it acts on single requests. The server looks up all
-// other kinds by name.
+// A faultKind describes one kind of fault. If the field start is set, the fault acts while the server starts. If the
+// field act is set, it acts on the whole server under load. If the field answer or write is set, it acts on single
+// requests. The server looks up all other kinds by name.
 type faultKind struct {
 	name     string
 	keys     []string // keys of this kind, without the keys of triggers
@@ -66,8 +66,8 @@ type faultKind struct {
 	write  writeAction
 }
 
-// defaultRequest is the number of the request that triggers a fault under load by default. By then the server has
-// warmed up.
+// defaultRequest is the number of the request that triggers a fault under load by default. When that request comes, the
+// server has warmed up.
 const defaultRequest = 10
 
 // lasting are the keys of faults that have a duration.
@@ -259,7 +259,8 @@ func byteCount(text string) (int64, error) {
 	return n * factor, err
 }
 
-// check sets the trigger, and refuses keys that do not go together. seen are the given keys.
+// check sets the trigger, and refuses keys that exclude each other. The parameter seen lists the keys that the user
+// gave.
 func (f *Fault) check(seen []string) error {
 	given := slices.DeleteFunc(slices.Clone(seen), func(key string) bool { return !slices.Contains(triggers, key) })
 	switch {
@@ -273,7 +274,7 @@ func (f *Fault) check(seen []string) error {
 	}
 	ofRequests := f.kind.answer != nil || f.kind.write != nil
 	if ofRequests && slices.Contains(seen, "for") && f.Trigger != "at" {
-		return f.wrong("for= needs at= as well: the fault lasts for= from that time on")
+		return f.wrong("for= needs at= as well: at= says when the fault begins, and for= how long it lasts")
 	}
 	if f.kind.start != nil && f.kind.act != nil && slices.Contains(seen, "for") && f.Trigger == "" {
 		return f.wrong("for= is how long the API server outlives its engine under load; give a trigger as well, such as request=10")

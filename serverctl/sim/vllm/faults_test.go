@@ -46,7 +46,7 @@ func TestParseFaults(t *testing.T) {
 		{"two triggers", "hang:at=1s,request=3", Fault{}, "at= and request= both say when the fault begins; give one of them"},
 		{"a key twice", "hang:at=1s,at=2s", Fault{}, "at= is given twice"},
 		{"a seed without a chance", "hang:seed=3", Fault{}, "seed= needs p="},
-		{"a duration for a single request", "truncated:request=3,for=2s", Fault{}, "for= needs at= as well: the fault lasts for= from that time on"},
+		{"a duration for a single request", "truncated:request=3,for=2s", Fault{}, "for= needs at= as well: at= says when the fault begins, and for= how long it lasts"},
 		{"a duration for an engine that does not start", "nccl:for=2s", Fault{}, "give a trigger as well"},
 	} {
 		t.Run(row.name, func(t *testing.T) {

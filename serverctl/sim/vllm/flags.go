@@ -10,7 +10,7 @@ import (
 
 // Environment variables and defaults of the simulator's own flags.
 const (
-	faultsVariable = "TUNER_SIM_FAULTS" // several, separated by semicolons
+	faultsVariable = "TUNER_SIM_FAULTS" // has any number of faults, separated by semicolons
 	defaultProfile = "h200-llama70b-fp8"
 )
 

@@ -20,32 +20,32 @@ import (
 // has one memoryUse. The file of a server is named after the server's PID.
 type fakeGPU struct{ dir string }
 
-// A memoryUse is memory in use on the GPU. It counts only while its process lives. So the memory becomes free however the
-// process ends, as with a real driver. Memory without a process, and memory that leaks, counts until the time Until
-// instead.
+// A memoryUse is memory in use on the GPU. The memory counts as used only while its process lives. So the memory
+// becomes free however the process ends, as with a real driver. Memory without a process, and memory that leaks, counts
+// until the time Until instead.
 type memoryUse struct {
 	PID   int           `json:"pid,omitempty"`   // the process that holds the memory; 0 means none
 	Start uint64        `json:"start,omitempty"` // start of the process in clock ticks since boot; the kernel reuses PIDs
 	MiB   float64       `json:"mib"`
 	Leak  time.Duration `json:"leak,omitempty"` // time in use after the end of the process; below 0 means for ever
-	Until time.Time     `json:"until,omitzero"` // zero means for ever; used sets the end of a leak when it first sees the leak
+	Until time.Time     `json:"until,omitzero"` // zero means for ever; the method measure sets this field when it first finds a leak whose process has ended
 }
 
 const (
 	totalFile  = "total"
-	tempPrefix = ".new-" // of files that are being written
+	tempPrefix = ".new-" // names of files that are being written begin with this
 )
 
 // leakForEver is the Leak of memory that never becomes free.
 const leakForEver = -1
 
-// openGPU makes a directory into a GPU with total MiB of memory.
-func openGPU(dir string, total float64) (*fakeGPU, error) {
+// openGPU makes a directory into a GPU whose memory has the given size.
+func openGPU(dir string, totalMiB float64) (*fakeGPU, error) {
 	g := &fakeGPU{dir: dir}
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, fmt.Errorf("open the simulated GPU: %w", err)
 	}
-	return g, g.put(totalFile, total)
+	return g, g.put(totalFile, totalMiB)
 }
 
 // put replaces a file atomically.
@@ -79,19 +79,19 @@ func (g *fakeGPU) read(name string, content any) error {
 	return nil
 }
 
-// total returns the GPU's size in MiB. If no server has opened the GPU yet, it returns the value of otherwise.
-func (g *fakeGPU) total(otherwise float64) (float64, error) {
-	size := otherwise
+// total returns the GPU's size in MiB. If no server has opened the GPU yet, it returns the value of fallback.
+func (g *fakeGPU) total(fallback float64) (float64, error) {
+	size := fallback
 	err := g.read(totalFile, &size)
 	if errors.Is(err, fs.ErrNotExist) {
-		return otherwise, nil
+		return fallback, nil
 	}
 	return size, err
 }
 
-// used returns the MiB that are in use at the time now. It also returns what each living process uses, in the
-// order of their PIDs.
-func (g *fakeGPU) used(now time.Time) (mib float64, living []memoryUse, err error) {
+// measure returns the MiB that are in use at the time now. It also returns what each living process uses, in the order
+// of their PIDs.
+func (g *fakeGPU) measure(now time.Time) (mib float64, living []memoryUse, err error) {
 	files, err := os.ReadDir(g.dir)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return 0, nil, fmt.Errorf("read the simulated GPU: %w", err)
@@ -121,8 +121,8 @@ func (g *fakeGPU) used(now time.Time) (mib float64, living []memoryUse, err erro
 	return mib, living, nil
 }
 
-// lives reports whether the process of h runs. A later process with the same PID does not count, and neither does
-// a zombie, whose memory is free already.
+// lives reports whether the process of the memoryUse h runs. A later process with the same PID does not count. A zombie
+// does not count either, because its memory is free already.
 func lives(h memoryUse) bool {
 	if h.PID == 0 {
 		return false
@@ -131,9 +131,9 @@ func lives(h memoryUse) bool {
 	return err == nil && alive && start == h.Start
 }
 
-// processStart returns when a process started, in clock ticks since boot, and whether it still lives. These are the
-// fields 22 and 3 of /proc/PID/stat (proc_pid_stat(5)). The second field is a name in parentheses that may hold any
-// characters, so only the text after the last parenthesis is split.
+// processStart returns when a process started, in clock ticks since boot, and whether the process still lives. The two
+// values come from fields 22 and 3 of /proc/PID/stat (proc_pid_stat(5)). The second field is a name in parentheses that
+// may hold any characters, so only the text after the last parenthesis is split.
 func processStart(pid int) (start uint64, alive bool, err error) {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -168,7 +168,7 @@ func (s *Server) claim(o sim.Options) (*memory, error) {
 	if err != nil {
 		return nil, err
 	}
-	used, _, err := gpu.used(time.Now())
+	used, _, err := gpu.measure(time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +208,7 @@ func (m *memory) disturbed() error {
 	if err != nil {
 		return err
 	}
-	used, _, err := m.gpu.used(time.Now())
+	used, _, err := m.gpu.measure(time.Now())
 	if err != nil {
 		return err
 	}

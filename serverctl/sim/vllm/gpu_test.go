@@ -18,7 +18,7 @@ import (
 // usedMiB returns the MiB in use on the GPU in a directory, and who holds them.
 func usedMiB(t *testing.T, dir string) (float64, []memoryUse) {
 	t.Helper()
-	used, holders, err := (&fakeGPU{dir: dir}).used(time.Now())
+	used, holders, err := (&fakeGPU{dir: dir}).measure(time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func TestWhichHoldingsCount(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "leak-x"), []byte("100"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := (&fakeGPU{dir: dir}).used(time.Now()); err == nil || !strings.Contains(err.Error(), "leak-x") {
+	if _, _, err := (&fakeGPU{dir: dir}).measure(time.Now()); err == nil || !strings.Contains(err.Error(), "leak-x") {
 		t.Errorf("used = %v, want the name of the malformed file", err)
 	}
 }
@@ -165,7 +165,7 @@ func TestMemoryThatLeaks(t *testing.T) {
 			held, _ := usedMiB(t, dir)
 			s.signal(row.end)
 			s.end()
-			first, gpu := time.Now(), &fakeGPU{dir: dir} // the leak begins with the first look
+			first, gpu := time.Now(), &fakeGPU{dir: dir} // the time of the leak begins when the test first looks at the GPU
 			for _, look := range []struct {
 				after time.Duration
 				leaks bool
@@ -174,7 +174,7 @@ func TestMemoryThatLeaks(t *testing.T) {
 				if look.leaks {
 					want = held
 				}
-				if used, holders, err := gpu.used(first.Add(look.after)); err != nil || used != want || len(holders) != 0 {
+				if used, holders, err := gpu.measure(first.Add(look.after)); err != nil || used != want || len(holders) != 0 {
 					t.Errorf("%v after the first look %v MiB are in use by %v, %v; want %v MiB and no process", look.after, used, holders, err, want)
 				}
 			}
@@ -262,7 +262,7 @@ func TestNvidiaSMIEndsWhenNobodyReads(t *testing.T) {
 	}
 }
 
-// A closedWriter accepts as many writes as left says, and fails all later writes.
+// A closedWriter accepts as many writes as its field left says, and fails all later writes.
 type closedWriter struct{ left int }
 
 func (w *closedWriter) Write(p []byte) (int, error) {

@@ -13,7 +13,7 @@ import (
 var helpFiles embed.FS
 
 // Help returns the help of `vllm serve`: the groups of flags for -h and --help, and all flags for --help=all or any
-// other word. ok reports whether args ask for help.
+// other word. If the args do not ask for help, ok is false.
 func (s *Server) Help(args []string) (text string, ok bool) {
 	i := slices.IndexFunc(args, func(arg string) bool { return arg == "-h" || arg == "--help" || strings.HasPrefix(arg, "--help=") })
 	if i < 0 {

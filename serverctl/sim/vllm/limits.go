@@ -15,7 +15,7 @@ const (
 	smallBody = 64 << 10         // bytes; any number of smaller bodies may arrive at once
 	bodiesIn  = 64 << 20         // bytes of all larger bodies together that may arrive at once
 	bodyTime  = time.Minute      // time for a body to arrive
-	maxValues = 1 << 18          // values in a JSON body, or 2 × MaxModelLen if more; vLLM refuses longer prompts anyway
+	maxValues = 1 << 18          // values in a JSON body, or 2 × MaxModelLen if that is more; vLLM refuses longer prompts anyway
 	maxHead   = 64 << 10         // bytes of a request's first line and headers; uvicorn has the same limit
 	headTime  = 20 * time.Second // time for the first line and the headers to arrive
 	idleTime  = 5 * time.Minute  // time that a connection may stay open without a request

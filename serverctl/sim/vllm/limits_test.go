@@ -11,13 +11,13 @@ import (
 	"testing"
 )
 
-// An endless is a reader of a request whose list of token ids never ends.
-type endless struct {
+// An endlessBody is the body of a request: a list of token ids that never ends.
+type endlessBody struct {
 	mu    sync.Mutex
 	taken int // bytes
 }
 
-func (e *endless) Read(b []byte) (int, error) {
+func (e *endlessBody) Read(b []byte) (int, error) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	n := copy(b, strings.Repeat("1,", len(b)/2+1))
@@ -41,7 +41,7 @@ func TestBodiesAndHeadsAreBounded(t *testing.T) {
 		}
 		for range clients {
 			all.Go(func() {
-				body := &endless{}
+				body := &endlessBody{}
 				response, err := http.Post(url+path, "application/json", io.LimitReader(body, 600<<20))
 				if err != nil { // the server has closed the connection while the client still wrote
 					t.Logf("%s without a length: %v", path, err)
@@ -79,8 +79,8 @@ func TestBodiesAndHeadsAreBounded(t *testing.T) {
 	}
 }
 
-// The longest text gets vLLM's answer. A list with too many values is refused, because it takes many times its size in
-// memory.
+// The longest text gets vLLM's answer. A list with too many values is refused, because such a list takes many times its
+// size in memory.
 func TestTheLargestBodies(t *testing.T) {
 	t.Parallel()
 	url := serveFast(t, "0.32.0", "m", "--max-model-len", "4096")

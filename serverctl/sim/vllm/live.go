@@ -19,15 +19,15 @@ type sequence struct {
 	arrived   float64 // when the request came to the API server
 	queued    float64 // when the sequence came to the scheduler
 	scheduled float64 // when the engine scheduled the sequence for the first time
-	first     float64 // end of the step of the first token
-	last      float64 // end of the step of the latest token
+	first     float64 // end of the step that gave the first token
+	last      float64 // end of the step that gave the latest token
 	reported  int     // number of tokens that were put into updates so far
 }
 
 // A group is shared by the n answers to one prompt.
 type group struct {
 	n, left int // number of answers, and how many of them are not finished
-	longest int // number of tokens of the longest finished answer
+	longest int // length of the longest finished answer, in tokens
 }
 
 // An update is the result of one step for one sequence. Its tokens are one chunk of a stream.
@@ -42,7 +42,7 @@ type update struct {
 type updates struct {
 	mu    sync.Mutex
 	list  []update
-	ready chan struct{} // wakes the handler: has an element after a put
+	ready chan struct{} // wakes the handler: the channel has an element after a call of put
 }
 
 // put appends an update.
@@ -56,17 +56,17 @@ func (u *updates) put(one update) {
 	}
 }
 
-// take returns the list, which may be empty, and begins a new list. before is the list that the previous call returned;
-// take reuses its memory.
-func (u *updates) take(before []update) []update {
+// take returns the list, which may be empty, and begins a new list. The parameter previous is the list that the last
+// call returned; take reuses the memory of that list.
+func (u *updates) take(previous []update) []update {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	list := u.list
-	u.list = before[:0]
+	u.list = previous[:0]
 	return list
 }
 
-// A delivery is the updates of one step, for the clients.
+// A delivery holds the updates of one step for the clients.
 type delivery struct {
 	at  time.Time // when the clients shall see the tokens
 	end float64   // end of the step, in seconds of the engine's clock
@@ -87,10 +87,10 @@ type live struct {
 	wake   chan struct{}
 	open   map[*sim.Request]*sequence
 	queue  []*sequence // sequences that the engine has not scheduled yet, in the order of their arrival
-	frozen int         // number of calls of freeze without a thaw; above 0 the engine stands still
+	frozen int         // number of freezes that have not thawed yet; while frozen is above 0, the engine stands still
 	stats  *stats
 
-	due []delivery // deliveries to come, in order; only run's goroutine uses them
+	due []delivery // deliveries to come, in order; only the goroutine of the method run uses them
 }
 
 // frozenPoll is how often a frozen engine checks whether it may go on.
@@ -141,14 +141,14 @@ func (l *live) abort(sequences []*sequence) {
 	}
 }
 
-// with lets f use the engine. No step is computed in the meantime.
-func (l *live) with(f func(*sim.Engine)) {
+// withEngine calls f with the engine. No step is computed in the meantime.
+func (l *live) withEngine(f func(*sim.Engine)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	f(l.engine)
 }
 
-// freeze stops the engine. Requests stay in it and get no tokens.
+// freeze stops the engine. Requests stay in the engine and get no tokens.
 func (l *live) freeze() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,8 +209,8 @@ func (l *live) step() (end time.Time, busy bool) {
 	}
 	l.now = then
 	l.noteScheduled(began)
-	end = l.began.Add(seconds(then))
-	d := delivery{at: end.Add(seconds(l.engine.Profile.Latency.AfterStep / 1000)), end: then, to: make([]update, 0, len(l.engine.Emitted))}
+	end = l.began.Add(sim.Seconds(then))
+	d := delivery{at: end.Add(sim.Seconds(l.engine.Profile.Latency.AfterStep / 1000)), end: then, to: make([]update, 0, len(l.engine.Emitted))}
 	for _, r := range l.engine.Emitted {
 		if s := l.open[r]; s != nil {
 			d.to = append(d.to, update{s, r.Tokens - s.reported, r.Finished()})
@@ -221,15 +221,16 @@ func (l *live) step() (end time.Time, busy bool) {
 	return end, true
 }
 
-// noteScheduled sets the field scheduled of the sequences that the step at the time now took up. It looks only at the
-// front of the queue, because the engine takes sequences in the order of their arrival.
-func (l *live) noteScheduled(now float64) {
+// noteScheduled finds the sequences that the engine scheduled for the first time in its last step. It sets their field
+// scheduled to the time when that step began. It looks only at the front of the queue, because the engine takes
+// sequences in the order of their arrival.
+func (l *live) noteScheduled(began float64) {
 	for len(l.queue) > 0 {
 		s := l.queue[0]
 		if l.open[s.request] != nil && s.request.Cached < 0 {
 			return
 		}
-		s.scheduled = now
+		s.scheduled = began
 		l.queue[0] = nil
 		l.queue = l.queue[1:]
 	}
@@ -255,5 +256,3 @@ func (l *live) deliver(now time.Time) {
 		}
 	}
 }
-
-func seconds(s float64) time.Duration { return time.Duration(s * float64(time.Second)) }

@@ -32,7 +32,7 @@ func TestUpdatesTakeNoMemoryAhead(t *testing.T) {
 	runtime.KeepAlive(updates)
 }
 
-// put never waits for the handler, and take returns the updates in their order.
+// The method put never waits for the handler. The method take returns the updates in their order.
 func TestUpdatesComeInOrder(t *testing.T) {
 	const all = 10_000
 	u := &updates{ready: make(chan struct{}, 1)}

@@ -16,13 +16,14 @@ const (
 	engineCore = "EngineCore"
 )
 
-// A logger writes vLLM's log without colours, as vLLM does with NO_COLOR=1. Records go to out. Tracebacks and other
-// output of Python itself go to errors. Each line begins with the process's name and PID (vllm/utils/system_utils.py).
+// A logger writes vLLM's log without colours, as vLLM does with NO_COLOR=1. Records go to the field out. Tracebacks and
+// other output of Python itself go to the field errors. Each line begins with the process's name and PID
+// (vllm/utils/system_utils.py).
 type logger struct {
 	out, errors io.Writer
 	release     *release
 	apiPID      int
-	enginePID   int // the PID of the API server when the engine runs in it
+	enginePID   int // the API server's PID if the engine runs in the API server
 }
 
 func newLogger(out, errors io.Writer, f *release) *logger {
@@ -36,7 +37,7 @@ func (l *logger) prefix(process string) string {
 	return fmt.Sprintf("(%s pid=%d) ", process, l.apiPID)
 }
 
-// introduce logs the version, as an API server does first. Since 0.32.0 this is what vLLM logs with
+// introduce logs the version, as an API server does first. For 0.32.0 and later, introduce logs what vLLM logs with
 // VLLM_DISABLE_LOG_LOGO=1 (log_version_and_model in vllm/entrypoints/serve/utils/api_utils.py).
 func (l *logger) introduce(o sim.Options) {
 	if l.release.since032 {
@@ -64,21 +65,21 @@ func (l *logger) stopping() {
 	l.api("Shutting down FastAPI HTTP server.")
 }
 
-// line writes a record. vLLM's records name a source file and a line in brackets. No program reads these, so line
-// always writes [simulated:1].
-func (l *logger) line(process, level, format string, args ...any) {
+// record writes one record. vLLM's records name a source file and a line in brackets. No program reads these two, so
+// each record here has [simulated:1].
+func (l *logger) record(process, level, format string, args ...any) {
 	head := fmt.Sprintf("%s%s %s [simulated:1] ", l.prefix(process), level, time.Now().Format("01-02 15:04:05"))
 	l.write(l.out, head, fmt.Sprintf(format, args...))
 }
 
-func (l *logger) api(format string, args ...any) { l.line(apiServer, "INFO", format, args...) }
+func (l *logger) api(format string, args ...any) { l.record(apiServer, "INFO", format, args...) }
 
-func (l *logger) apiError(format string, args ...any) { l.line(apiServer, "ERROR", format, args...) }
+func (l *logger) apiError(format string, args ...any) { l.record(apiServer, "ERROR", format, args...) }
 
-func (l *logger) engine(format string, args ...any) { l.line(engineCore, "INFO", format, args...) }
+func (l *logger) engine(format string, args ...any) { l.record(engineCore, "INFO", format, args...) }
 
 func (l *logger) engineError(format string, args ...any) {
-	l.line(engineCore, "ERROR", format, args...)
+	l.record(engineCore, "ERROR", format, args...)
 }
 
 // trace writes output that a process does not send through its logger.
@@ -93,8 +94,8 @@ func (l *logger) uvicorn(format string, args ...any) {
 	l.write(l.out, head, fmt.Sprintf(format, args...))
 }
 
-// write writes all lines of text in one call, and puts head before each line. It ignores errors, because a server must
-// not end when its log cannot be written.
+// write writes all lines of a text in one call, and puts head before each line. It ignores errors, because a server
+// must not end when its log cannot be written.
 func (l *logger) write(w io.Writer, head, text string) {
 	var b strings.Builder
 	for line := range strings.SplitSeq(text, "\n") {

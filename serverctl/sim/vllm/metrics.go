@@ -13,11 +13,11 @@ import (
 )
 
 // metricFiles are the metrics of each version without their values, as a server of that version writes them
-// (serverctl/vllmlab/record.py). With speculative decoding, speculation.txt comes first
+// (serverctl/vllmlab/record.py). With speculative decoding, the lines of speculation.txt come first
 // (vllm/v1/spec_decode/metrics.py).
 //
-// Go's client library would write another text. Python's library also writes gauges NAME_created, and has its own form
-// of numbers. Some clients compare samples as text.
+// The simulator does not use Go's client library, because it would write another text, and some clients compare samples
+// as text. Python's library also writes gauges NAME_created, and has its own form of numbers.
 //
 //go:embed versions/*/metrics.txt versions/speculation.txt
 var metricFiles embed.FS
@@ -52,12 +52,12 @@ func metricLines(o sim.Options) (lines []string) {
 // metrics answers with all metrics of vLLM. With --disable-log-stats there are none, as in vLLM.
 func (a *api) metrics(w http.ResponseWriter, _ *http.Request) {
 	var text string
-	a.live.with(func(e *sim.Engine) {
+	a.live.withEngine(func(e *sim.Engine) {
 		if !e.Options.NoStats {
 			text = a.live.stats.exposition(e)
 		}
 	})
-	// The content type of prometheus_client 0.26, with which all versions were recorded.
+	// This is the content type of prometheus_client 0.26, with which all versions were recorded.
 	w.Header().Set("Content-Type", "text/plain; version=1.0.0; charset=utf-8")
 	_, _ = w.Write([]byte(text)) // fails only when the client has disconnected
 }
@@ -89,7 +89,7 @@ func (s *stats) exposition(e *sim.Engine) string {
 				s.histograms[words[2]].write(&b, words[2], model)
 			}
 			continue
-		case ofHistogram.MatchString(name): // its samples were written after its TYPE line
+		case ofHistogram.MatchString(name): // the histogram's samples were already written after its TYPE line
 			continue
 		case strings.HasSuffix(name, "_created"):
 			value = created
@@ -101,8 +101,8 @@ func (s *stats) exposition(e *sim.Engine) string {
 	return b.String()
 }
 
-// values returns the simulated values. A key is a name with those labels that not all samples have. All other samples
-// have the value 0, because the simulator does not have their features.
+// values returns the simulated values. A key is the name and the labels of a sample, without the labels that nearly
+// all samples have. Samples that are not listed have the value 0, because the simulator does not have their features.
 func (s *stats) values(e *sim.Engine) map[string]float64 {
 	t, waiting := e.Totals, float64(e.Waiting())
 	values := map[string]float64{

@@ -21,11 +21,12 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// The tests of faults run servers as processes, because they test signals, exit codes and orphans. They take about ten
-// seconds, mostly of waiting. Five of these seconds are for the one test that waits the full watchdogTime.
+// The tests of faults run servers as processes, because they test signals, exit codes and orphans. The tests take about
+// ten seconds, most of it for waiting. TestAnEngineThatIsKilled alone waits for watchdogTime, which is five seconds.
 
 // The test binary is also the simulated server: `vllm.test sim serve …` acts as `tuner sim serve …`. An argument
-// selects this, not an environment variable, because one of the server's processes has an empty environment.
+// selects this role. An environment variable would not do, because one of the server's processes has an empty
+// environment.
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "sim" {
 		os.Exit(playSim(os.Args[2:]))
@@ -45,6 +46,9 @@ func playSim(words []string) int {
 		return report(err)
 	}
 	s.Profile.StartUp = sim.StartUp{}
+	if args, err = takeWatchdog(s, args); err != nil {
+		return report(err)
+	}
 	if ms, err := strconv.ParseFloat(os.Getenv(steadyVariable), 64); err == nil {
 		steady(s.Profile, ms)
 	}
@@ -66,6 +70,22 @@ func playSim(words []string) int {
 	return ExitCode(err)
 }
 
+// watchdogFlag is a flag of the test binary. It sets how long an API server outlives its engine.
+const watchdogFlag = "--test-watchdog="
+
+// takeWatchdog removes watchdogFlag from the args and sets its value in the server.
+func takeWatchdog(s *Server, args []string) (rest []string, err error) {
+	for _, arg := range args {
+		value, ok := strings.CutPrefix(arg, watchdogFlag)
+		if !ok {
+			rest = append(rest, arg)
+		} else if s.watchdog, err = time.ParseDuration(value); err != nil {
+			return nil, err
+		}
+	}
+	return rest, nil
+}
+
 func report(err error) int {
 	if err == nil {
 		return 0
@@ -77,7 +97,7 @@ func report(err error) int {
 // limit is how long a test waits for an event that takes a fraction of a second on a quiet machine.
 const limit = 45 * time.Second
 
-// await waits until the condition is true. After limit it fails the test.
+// await waits until the condition is true. It fails the test if that takes longer than the constant limit.
 func await(t *testing.T, what string, condition func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !condition(); time.Sleep(10 * time.Millisecond) {
@@ -175,6 +195,12 @@ func (s *simProcess) signal(sig os.Signal) {
 // end waits for the process and returns its state.
 func (s *simProcess) end() *os.ProcessState {
 	s.t.Helper()
+	return s.endWithin(limit)
+}
+
+// endWithin is like end, with a time limit of its own.
+func (s *simProcess) endWithin(limit time.Duration) *os.ProcessState {
+	s.t.Helper()
 	select {
 	case <-s.exited:
 	case <-time.After(limit):
@@ -221,7 +247,7 @@ type streamed struct {
 	err    error // why the answer ended early; nil when it is complete
 }
 
-// ask sends a completion request. The request ends with ctx or with the test, if not before.
+// ask sends a completion request. The request ends at the latest when ctx or the test ends.
 func (s *simProcess) ask(ctx context.Context, stream bool, tokens int) *streamed {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &streamed{ended: make(chan struct{}), drop: cancel}
@@ -294,9 +320,9 @@ func (s *simProcess) meanwhile(t *testing.T) {
 	}
 }
 
-// inTime runs a check with ever longer times, until the check says that it has looked before the time was over. On a
-// quiet machine this is true at once.
-func inTime(t *testing.T, first time.Duration, check func(d time.Duration) (looked bool)) {
+// inTime runs a check with ever longer times until the result onTime is true. The result says that the check looked at
+// the server before the time was over. On a quiet machine the first check does.
+func inTime(t *testing.T, first time.Duration, check func(d time.Duration) (onTime bool)) {
 	t.Helper()
 	for d := first; !check(d); d *= 4 {
 		if d > limit {
@@ -318,8 +344,8 @@ func inOrder(text string, parts []string) (missing string) {
 	return ""
 }
 
-// statField returns a field of /proc/PID/stat. number is its number in proc_pid_stat(5), at least 3. When the process
-// has ended, it returns "".
+// statField returns a field of /proc/PID/stat. The parameter number is the field's number in proc_pid_stat(5), at least
+// 3. If the process has ended, statField returns "".
 func statField(pid, number int) string {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

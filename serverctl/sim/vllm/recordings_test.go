@@ -37,7 +37,7 @@ type recordedAnswer struct {
 type recordedRequest struct {
 	Name, Method, Path string
 	Body               json.RawMessage
-	Headers            map[string]*string // headers to set; the value nil removes one
+	Headers            map[string]*string // headers to set; nil removes the header
 }
 
 func readJSON[T any](t *testing.T, name string) (v T) {
@@ -227,7 +227,8 @@ func TestMetricsAreThoseOfVLLM(t *testing.T) {
 	}
 }
 
-// linesOfMetrics returns the lines of /metrics without values. The labels of cache_config_info have no values either.
+// linesOfMetrics returns the lines of /metrics without values. It also removes the values of the labels of
+// cache_config_info.
 func linesOfMetrics(text string) (lines []string) {
 	for line := range strings.Lines(text) {
 		line = strings.TrimSuffix(line, "\n")
@@ -260,11 +261,11 @@ func TestEachVersionHasItsOwnFlags(t *testing.T) {
 }
 
 // All lines that a simulated server logs at its start and its end are lines of a real server, in the same order. The
-// test logs how many lines of the real server are missing. These are lines about a CPU, about the configuration, and
-// others that serverctl does not read.
+// test logs how many lines of the real server are missing. These are lines about a CPU, lines about the configuration,
+// and other lines that serverctl does not read.
 func TestTheLogIsThatOfVLLM(t *testing.T) {
-	// The recordings lack lines that begin with these texts. Only a server on a GPU logs them, or one with
-	// VLLM_DISABLE_LOG_LOGO=1. The recorded servers ran on a CPU and logged a logo.
+	// The recordings lack lines that begin with these texts. Only a server on a GPU, or a server with
+	// VLLM_DISABLE_LOG_LOGO=1, logs them. The recorded servers ran on a CPU and logged a logo.
 	unrecorded := []string{"Model loading took", "Using cache directory", "torch.compile t", "Available KV cache memory", "Graph capturing finished",
 		"Starting to load model", "Loading model from scratch", "GPU KV cache size", "vLLM server version"}
 	for _, version := range sim.Versions {
@@ -323,8 +324,8 @@ func logForms(text string) (forms []string) {
 	return forms
 }
 
-// vLLM logs how it has read its command line, and the simulator must log the same. In this table · is a space within a
-// word.
+// vLLM logs the values that it has read from its command line. The simulator must log the same values. In this table ·
+// is a space within a word.
 func TestCommandLinesAreReadAsByVLLM(t *testing.T) {
 	for _, row := range []struct{ name, version, args, want string }{
 		{"names and values", "0.14.1", "m --max_num_seqs 8 --max-num-batched-tokens=1k --max-model-len 2K", `{'model_tag': 'm', 'model': 'm', 'max_model_len': 2048, 'max_num_batched_tokens': 1000, 'max_num_seqs': 8}`},

@@ -6,9 +6,9 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// A release has the differences between versions of vLLM that a client or a reader of the log sees. They were compared
-// with the logs and answers of each version on a CPU (testdata/recordings). The recording of 0.33.0 used its Python
-// sources with the compiled code of 0.32.0. Texts that only a GPU produces were compared with the sources.
+// A release says how one version of vLLM differs from the others for a client or a reader of the log. The differences
+// were compared with the logs and answers of each version on a CPU (testdata/recordings). The recording of 0.33.0 used
+// its Python sources with the compiled code of 0.32.0. Texts that only a GPU produces were compared with the sources.
 type release struct {
 	version  string
 	since032 bool   // 0.32.0 or later

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"vllmtuner/foreign"
 	"vllmtuner/serverctl/sim"
 )
 
@@ -19,7 +20,8 @@ type apiError struct {
 	param   string // the wrong field of the request; empty means null
 }
 
-// badRequest returns the error for a request that is refused with status 400. param is the wrong field, or empty.
+// badRequest returns the error for a request that is refused with status 400. The parameter param names the wrong
+// field; it may be empty.
 func badRequest(param, format string, args ...any) *apiError {
 	return &apiError{http.StatusBadRequest, "BadRequestError", fmt.Sprintf(format, args...), param}
 }
@@ -43,16 +45,14 @@ func writeJSON(w http.ResponseWriter, status int, body string) {
 
 // toJSON writes a value as JSON, without Go's escapes of <, > and &.
 func toJSON(v any) string {
-	var b strings.Builder
-	e := json.NewEncoder(&b)
-	e.SetEscapeHTML(false)
-	if err := e.Encode(v); err != nil {
+	text, err := foreign.JSON(v, "", "")
+	if err != nil {
 		panic("vllm: an answer that is not JSON: " + err.Error()) // answers have only texts, integers and nulls
 	}
-	return strings.TrimSuffix(b.String(), "\n")
+	return string(text)
 }
 
-// A completionBody has those fields of a completion or chat request that the server reads. The server ignores all other
+// A completionBody has the fields of a completion or chat request that the server reads. The server ignores all other
 // fields. A null field means the same as a missing one.
 type completionBody struct {
 	Model         string  `json:"model"`

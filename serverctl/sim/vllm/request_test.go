@@ -9,8 +9,8 @@ import (
 	"vllmtuner/serverctl/sim"
 )
 
-// What vLLM refuses with status 400, the simulator refuses too. It sends the same status and the same form of JSON,
-// with a message of its own.
+// The simulator refuses all requests that vLLM refuses with status 400. The simulator's error has the same status and
+// the same form of JSON, but another message.
 func TestBadRequestsAreRefused(t *testing.T) {
 	t.Parallel()
 	const served = "served"

@@ -6,7 +6,7 @@ import (
 )
 
 // samplingParams are fields of a request that do not change the simulated answer. The server checks them because vLLM
-// refuses wrong values. So a client's mistake shows with the simulator, before a real server refuses it.
+// refuses wrong values. So the simulator shows a client's mistake before a real server refuses the request.
 type samplingParams struct {
 	MinTokens         *float64 `json:"min_tokens"`
 	Temperature       *float64 `json:"temperature"`
@@ -18,8 +18,8 @@ type samplingParams struct {
 	RepetitionPenalty *float64 `json:"repetition_penalty"`
 }
 
-// check refuses the values that vLLM refuses (_verify_args in vllm/sampling_params.py). output is the number of tokens
-// in the answer. Since 0.32.0 the temperature has an upper limit.
+// check refuses the values that vLLM refuses (_verify_args in vllm/sampling_params.py). The parameter output is the
+// number of tokens in the answer. Since 0.32.0 the temperature has an upper limit.
 func (s samplingParams) check(r *release, output int) *apiError {
 	const above0 = math.SmallestNonzeroFloat64
 	inf := math.Inf(1)

@@ -1,5 +1,6 @@
-// Package vllm is `vllm serve` without a GPU. Around the engine of serverctl/sim it simulates the HTTP API, the log,
-// the metrics, the processes and the failures of three versions of vLLM, in real time. It knows nothing of the tuner.
+// Package vllm is `vllm serve` without a GPU, in real time. It runs the engine of serverctl/sim. Around the engine it
+// simulates the HTTP API, the log, the metrics, the processes and the failures of three versions of vLLM. It knows nothing
+// of the tuner.
 package vllm
 
 import (
@@ -39,11 +40,14 @@ type Server struct {
 
 	Out io.Writer // vLLM's log
 	Err io.Writer // what Python writes to its standard error; nil means Out
+
+	watchdog time.Duration // how long the API server outlives its engine; 0 means watchdogTime; for tests
 }
 
-// Serve reads vLLM's args, logs the start, takes the profile's time to start, and answers HTTP. It ends when ctx ends,
-// a fault ends it, or its engine dies. It returns nil when vLLM would exit with 0, as after the death of the engine.
-// For an error, ExitCode returns vLLM's exit code. Serve has logged the error as vLLM does, unless it is a *FaultError.
+// Serve reads vLLM's args, logs the start, waits as long as the profile's start takes, and answers HTTP. It ends when
+// ctx ends, a fault ends it, or its engine dies. It returns nil when vLLM would exit with 0, as after the death of the
+// engine. For an error, ExitCode returns vLLM's exit code. Serve has logged the error as vLLM does, unless it is a
+// *FaultError.
 func (s *Server) Serve(ctx context.Context, args []string) error {
 	began := time.Now()
 	if err := s.check(); err != nil {
@@ -66,7 +70,7 @@ func (s *Server) logger() *logger {
 
 func (s *Server) version() string { return cmp.Or(s.Version, sim.Versions[0]) }
 
-// check refuses faults that need a setting which is missing.
+// check refuses a fault if a setting that the fault needs is missing.
 func (s *Server) check() error {
 	if _, ok := s.Faults.find("leak-gpu"); ok && s.GPU == "" {
 		return &FaultError{"fault leak-gpu needs a simulated GPU: give --sim-gpu DIR"}
@@ -149,7 +153,8 @@ func (s *Server) startUp(ctx context.Context, o sim.Options, log *logger) (*memo
 	return m, nil
 }
 
-// loadWeights simulates the phases of a start up to the profile run. It waits as long as each phase takes, and logs it.
+// loadWeights simulates the phases of a start up to the profile run. It waits as long as each phase takes, and logs the
+// phase.
 func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t := s.Profile, s.Profile.StartUp
 	// On a GPU the second model runner (v1/worker/gpu/model_runner.py) is the default, and logs this text.
@@ -177,8 +182,8 @@ func (s *Server) loadWeights(ctx context.Context, o sim.Options, m *memory, log 
 	return errors.Join(s.applyFaults(ctx, whileProfiling, o, log), m.disturbed())
 }
 
-// sizeCache simulates the last phases of a start: the KV cache and the CUDA graphs. As in vLLM they come after the
-// weights, so a start with too small a cache fails late.
+// sizeCache simulates the last phases of a start: the KV cache and the CUDA graphs. As in vLLM, these phases come after
+// the weights are loaded. So a start whose KV cache is too small fails late.
 func (s *Server) sizeCache(ctx context.Context, o sim.Options, m *memory, log *logger) error {
 	p, t := s.Profile, s.Profile.StartUp
 	log.engine("Available KV cache memory: %s GiB", roundGiB(p.KVGiB(o)))
@@ -238,7 +243,7 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 			time.Sleep(slow.For)
 		}
 		stopEngine()
-		h.close() // before the engine stops: otherwise the handler would count it as dead
+		h.close() // the handler is closed before the engine stops, or it would count the engine as dead
 		h.core.stop()
 	}
 	h.log.uvicorn("Shutting down")
@@ -247,11 +252,11 @@ func (s *Server) serveHTTP(ctx context.Context, h *faultHandler, listener net.Li
 	return nil
 }
 
-// shutdown lets the handlers end within stopGrace. With the fault hang-on-connections it waits for the clients without
-// a limit, as uvicorn does in vLLM 0.14.1 (vllm/entrypoints/launcher.py). Then no stream ends, because the engine has
-// ended. With eight streams in flight, two of three real servers waited for more than 85 s.
+// shutdown lets the handlers end within stopGrace. With the fault named hang-on-connections, the server waits for the
+// clients without a limit, as uvicorn does in vLLM 0.14.1 (vllm/entrypoints/launcher.py). Then no stream ends, because
+// the engine has ended. With eight streams in flight, two of three real servers waited for more than 85 s.
 func (s *Server) shutdown(ctx context.Context, server *http.Server, dropHandlers context.CancelCauseFunc, h *faultHandler) {
-	if h.abrupt { // a graceful end would complete the answers
+	if h.abrupt { // the server ends abruptly, because a graceful end would complete the answers
 		_ = server.Close() // a listener is closed even when Close fails
 		return
 	}
@@ -304,7 +309,7 @@ func wait(ctx context.Context, s float64) error {
 	select {
 	case <-ctx.Done():
 		return context.Cause(ctx)
-	case <-time.After(seconds(s)):
+	case <-time.After(sim.Seconds(s)):
 		return nil
 	}
 }

@@ -22,7 +22,7 @@ const smiFormat = "csv,noheader,nounits"
 
 func mib(x float64) string { return strconv.FormatFloat(x, 'f', 0, 64) }
 
-// gpuFields returns the values of the fields of --query-gpu. Driver 580 uses these names. Only the memory is
+// gpuFields returns a value for each field of --query-gpu. The field names are those of driver 580. Only the memory is
 // simulated. Load, power and clocks have one constant value while a process holds memory, and another while no process
 // does.
 func gpuFields(total, used float64, busy bool) map[string]string {
@@ -43,9 +43,9 @@ func gpuFields(total, used float64, busy bool) map[string]string {
 }
 
 // NvidiaSMI acts as nvidia-smi for the simulated GPU in a directory. It answers only what serverctl/gpu asks: CSV
-// without header and units, once or in a loop. A loop ends with ctx, or when nobody reads the output. totalGiB is the
-// GPU's size until a server has used it. NvidiaSMI returns the exit code. Like nvidia-smi it writes errors to its
-// standard output.
+// without header and units, once or in a loop. A loop ends with ctx, or when nobody reads the output. The parameter
+// totalGiB is the GPU's size until a server has used the GPU. NvidiaSMI returns the exit code. Like nvidia-smi it
+// writes errors to its standard output.
 func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64, out io.Writer) int {
 	flags := flag.NewFlagSet("nvidia-smi", flag.ContinueOnError)
 	flags.SetOutput(out)
@@ -86,14 +86,15 @@ func NvidiaSMI(ctx context.Context, args []string, dir string, totalGiB float64,
 	}
 }
 
-// answerSMI answers one query. If the query has a field that does not exist, unknown is this field.
+// answerSMI answers one query. If the query has a field that does not exist, the result unknown is the name of that
+// field.
 func answerSMI(dir string, totalGiB float64, gpuQuery, appQuery string) (answer, unknown string, err error) {
 	g := &fakeGPU{dir: dir}
 	total, err := g.total(totalGiB * 1024)
 	if err != nil {
 		return "", "", err
 	}
-	used, holders, err := g.used(time.Now())
+	used, holders, err := g.measure(time.Now())
 	if err != nil {
 		return "", "", err
 	}

@@ -35,8 +35,8 @@ func bind(host string, port int) (*socket, error) {
 		return nil, osError(err)
 	}
 	s := &socket{file: os.NewFile(uintptr(fd), "socket")}
-	// vLLM also sets SO_REUSEPORT, and the simulator does not. With it, a second server of the same user would silently
-	// share the port.
+	// vLLM also sets SO_REUSEPORT, and the simulator does not. With SO_REUSEPORT, a second server of the same user
+	// would silently share the port.
 	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err == nil {
 		err = unix.Bind(fd, name)
 	}
@@ -62,7 +62,7 @@ func sockaddr(address *net.TCPAddr) (family int, name unix.Sockaddr) {
 func (s *socket) listen() (net.Listener, error) {
 	defer s.close() // the listener has its own copy of the socket
 	if err := unix.Listen(int(s.file.Fd()), backlog); err != nil {
-		return nil, osError(err) // such as: another process that shares the port listens already
+		return nil, osError(err) // for example, another process that shares the port already listens
 	}
 	return net.FileListener(s.file)
 }

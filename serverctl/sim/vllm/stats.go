@@ -21,7 +21,7 @@ type stats struct {
 	promptTokens, cachedTokens, generationTokens int
 	finished                                     int // number of answers that have all their tokens
 
-	histograms map[string]*histogram // by name; one for each histogram in lines
+	histograms map[string]*histogram // by name; one for each histogram in the field lines
 }
 
 var (
@@ -68,9 +68,9 @@ func tokenBounds(longest int) (bounds []float64) {
 	}
 }
 
-// step counts the progress of one step, for those sequences whose clients still wait. seen is the time when the clients
-// get the tokens, in seconds of the engine's clock.
-func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) {
+// step counts the progress of one step, for the sequences whose clients still wait. The parameter seenAt is the time
+// when the clients get the tokens, in seconds of the engine's clock.
+func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seenAt float64) {
 	tokens := 0
 	for _, u := range d.to {
 		q := u.sequence
@@ -83,14 +83,14 @@ func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) 
 			tokens += q.request.Prompt
 			s.promptTokens += q.request.Prompt
 			s.cachedTokens += q.request.Cached
-			s.observe("time_to_first_token_seconds", seen-q.arrived)
+			s.observe("time_to_first_token_seconds", seenAt-q.arrived)
 			q.first = d.end
 		} else {
 			s.observe("inter_token_latency_seconds", d.end-q.last)
 		}
 		q.last = d.end
 		if u.last {
-			s.finish(q, seen)
+			s.finish(q, seenAt)
 		}
 	}
 	if tokens > 0 {
@@ -99,14 +99,14 @@ func (s *stats) step(d delivery, open map[*sim.Request]*sequence, seen float64) 
 }
 
 // finish counts a request that has all its tokens.
-func (s *stats) finish(q *sequence, seen float64) {
+func (s *stats) finish(q *sequence, seenAt float64) {
 	r := q.request
 	s.finished++
 	s.observe("request_prompt_tokens", float64(r.Prompt))
 	s.observe("request_generation_tokens", float64(r.Output))
 	s.observe("request_params_max_tokens", float64(r.Output))
 	s.observe("request_prefill_kv_computed_tokens", float64(r.Prompt-r.Cached))
-	s.observe("e2e_request_latency_seconds", seen-q.arrived)
+	s.observe("e2e_request_latency_seconds", seenAt-q.arrived)
 	s.observe("request_queue_time_seconds", q.scheduled-q.queued)
 	s.observe("request_inference_time_seconds", q.last-q.scheduled)
 	s.observe("request_prefill_time_seconds", q.first-q.scheduled)
@@ -128,7 +128,7 @@ type histogram struct {
 	sum    float64
 }
 
-// write writes the histogram's samples. model is the label with the model's name.
+// write writes the histogram's samples. The parameter model is the label with the model's name.
 func (h *histogram) write(b *strings.Builder, name, model string) {
 	var count uint64
 	for i, n := range h.counts {

@@ -17,7 +17,8 @@ import (
 // commonLabels are the labels that nearly all samples have.
 var commonLabels = regexp.MustCompile(`engine="0",|,?model_name="[^"]*"`)
 
-// scraped returns the values of all samples of /metrics. A key is a name with those labels that not all samples have.
+// scraped returns the values of all samples of /metrics. A key is the name and the labels of a sample,
+// without commonLabels.
 func scraped(t *testing.T, url string) map[string]float64 {
 	t.Helper()
 	found := map[string]float64{}

@@ -21,7 +21,7 @@ import (
 //go:embed versions/*/answers.txt
 var shapeFiles embed.FS
 
-// shapes maps the names of the shapes of one version to their JSON.
+// shapes has the JSON of each shape of one version, by the shape's name.
 type shapes map[string]string
 
 // fields maps each $name in a shape to its value.
@@ -80,8 +80,8 @@ func (s *answer) kind() string {
 	return "completion"
 }
 
-// begin prepares the head. For a streamed chat it also sends the role chunks. The caller calls it with the first token,
-// because vLLM sends the role chunks then.
+// begin prepares the head. For a streamed chat it also sends the role chunks. The caller calls begin when the first
+// token comes, because vLLM sends the role chunks then.
 func (s *answer) begin(stream bool) error {
 	object, prefix := "text_completion", "cmpl"
 	switch {
@@ -184,8 +184,8 @@ func counts(prompt, output int) string {
 	return fmt.Sprintf(`"prompt_tokens":%d,"total_tokens":%d,"completion_tokens":%d`, prompt, prompt+output, output)
 }
 
-// cached returns the number of cached tokens as JSON. It returns "" if there are none, or if usage does not report
-// them.
+// cached returns the number of cached tokens as JSON. It returns "" if no tokens were cached, or if the usage does not
+// report them.
 func (s *answer) cached() string {
 	n := 0
 	for _, q := range s.sequences {
@@ -197,10 +197,10 @@ func (s *answer) cached() string {
 	return fmt.Sprintf(`{"cached_tokens":%d}`, n)
 }
 
-// words returns n tokens of an answer, each as a word with its number.
-func words(from, n int) string {
+// words returns n tokens of an answer as text. Each token is a word with its number, and the numbers begin with first.
+func words(first, n int) string {
 	var to []byte
-	for i := from; i < from+n; i++ {
+	for i := first; i < first+n; i++ {
 		to = append(to, " w"...)
 		to = strconv.AppendInt(to, int64(i), 10)
 	}

@@ -22,14 +22,14 @@ import (
 // for any number of requests.
 const steadyVariable = "SIM_TEST_STEP_MS"
 
-// steady gives a profile a constant step time of ms, and memory for any number of requests.
+// steady gives a profile a constant step time of ms milliseconds, and memory for any number of requests.
 func steady(p *sim.Profile, ms float64) {
 	p.Step = sim.StepCost{Fixed: ms, RooflineExponent: 1}
 	p.Memory.GPUGiB = 2000
 }
 
 // One core can serve 1,024 streams of 50 tokens a second. The server is a process with GOMAXPROCS=1, and the clients
-// run on another core. The test logs how much of a core the server used, and which share of the due tokens came.
+// run on another core. The test logs how much of a core the server used, and what share of the expected tokens came.
 func TestAThousandStreamsOnOneCore(t *testing.T) {
 	realtime.Only(t, "measures speed")
 	const streams, stepMS, window, tries = 1024, 20, 3 * time.Second, 8
@@ -74,7 +74,7 @@ func TestAThousandStreamsOnOneCore(t *testing.T) {
 	t.Errorf("%.1f %% of the tokens came with %.0f %% of a core, want 98 %% with at most 90 %%", 100*best, 100*share)
 }
 
-// countTokens reads a stream to its end, and adds its chunks to tokens.
+// countTokens reads a stream to its end, and adds the number of its chunks to tokens.
 func countTokens(conn net.Conn, tokens *atomic.Int64) {
 	r := bufio.NewReaderSize(conn, 1<<14)
 	for {

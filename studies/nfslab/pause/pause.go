@@ -21,8 +21,8 @@ struct vfs { // SQLite's sqlite3_vfs; only set and get are called
 };
 extern vfs *sqlite3_vfs_find(const char *);
 
-static char point, file[4096]; // point is the first letter of the Point; the process stops there while the file exists
-static int before, pages; // before is the page to stop at; pages counts the pages written since the last write to the journal
+static char stop_at, file[4096]; // stop_at is the first letter of the Point at which the process stops while the file exists
+static int stop_page, pages_written; // stop_page says at which page write of a commit the process stops; pages_written counts the pages written since the last write to the journal
 
 static void halt(void) {
 	if (access(file, F_OK)) return;
@@ -42,10 +42,10 @@ static void halt_at_write(int fd, off_t at, char first) {
 	ssize_t n = readlink(link, path, sizeof path - 1);
 	path[n < 0 ? 0 : n] = 0;
 	if (is(path, "/study.db")) {
-		if (++pages == before && point == 'p') halt();
+		if (++pages_written == stop_page && stop_at == 'p') halt();
 	} else if (is(path, "/study.db-journal")) {
-		if (at == 0 && !first && point == (pages ? 'c' : 'j')) halt(); // only an invalid journal begins with a zero byte; a valid one begins with a magic number
-		pages = 0;
+		if (at == 0 && !first && stop_at == (pages_written ? 'c' : 'j')) halt(); // only an invalid journal begins with a zero byte; a valid one begins with a magic number
+		pages_written = 0;
 	}
 }
 
@@ -57,8 +57,8 @@ static ssize_t my_pwrite(int fd, const void *b, size_t n, off_t at) { halt_at_wr
 static int my_truncate(int fd, off_t n) { if (n == 0) halt_at_write(fd, 0, 0); return real_truncate(fd, n); }
 static int my_unlink(const char *path) {
 	if (is(path, "/study.db-journal")) {
-		if (point == 'c') halt();
-		pages = 0;
+		if (stop_at == 'c') halt();
+		pages_written = 0;
 	}
 	return real_unlink(path);
 }
@@ -66,7 +66,7 @@ static int my_unlink(const char *path) {
 static int hook(const char *where, int page, const char *as_long) {
 	vfs *v = sqlite3_vfs_find(0);
 	if (!v || v->version < 3) return 1;
-	point = where[0], before = page;
+	stop_at = where[0], stop_page = page;
 	snprintf(file, sizeof file, "%s", as_long);
 	real_pwrite = (void *)v->get(v, "pwrite");
 	real_truncate = (void *)v->get(v, "ftruncate");
@@ -88,9 +88,9 @@ const (
 	Commit  Point = "commit"  // before the write that invalidates the journal and so makes the commit
 )
 
-// At makes this process stop at a point of each commit, as long as the file exists. For Page, it stops before a write
-// of a page. page says which write: 1 is the first one of the commit.
-func At(p Point, page int, file string) error {
+// StopAt makes this process stop at a point of each commit, as long as the file exists. At the point Page, the process
+// stops before a write of a page. The number page says before which write: 1 is the first one of the commit.
+func StopAt(p Point, page int, file string) error {
 	if C.hook(C.CString(string(p)), C.int(page), C.CString(file)) != 0 {
 		return errors.New("SQLite's system calls cannot be replaced")
 	}

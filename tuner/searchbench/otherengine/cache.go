@@ -9,15 +9,16 @@ import (
 // chunk is the number of prompt tokens that the prefix cache holds or drops together.
 const chunk = 128
 
-// A cache holds chunks of prompts, each with all that precedes it. The least recently used is dropped first.
+// A cache holds chunks of prompts. The hash of a chunk covers all tokens before it too, so a chunk is found only in
+// prompts with the same beginning. The least recently used chunk is dropped first.
 type cache struct {
-	order *list.List // the most recently used first
+	order *list.List // hashes of the chunks, the most recently used first
 	at    map[uint64]*list.Element
 }
 
 func newCache() *cache { return &cache{list.New(), map[uint64]*list.Element{}} }
 
-// has returns how many chunks at the beginning of a prompt are cached.
+// has counts the cached chunks at the beginning of a prompt, up to the first chunk that is not cached.
 func (c *cache) has(chunks []uint64) int {
 	for i, hash := range chunks {
 		if c.at[hash] == nil {
@@ -27,7 +28,8 @@ func (c *cache) has(chunks []uint64) int {
 	return len(chunks)
 }
 
-// add makes chunks the most recently used; the beginning of a prompt stays longer than its end.
+// add makes the chunks of a prompt the most recently used. The chunks at the end of the prompt will be dropped before
+// the chunks at its beginning.
 func (c *cache) add(chunks []uint64) {
 	for i := len(chunks) - 1; i >= 0; i-- {
 		hash := chunks[i]
@@ -38,7 +40,7 @@ func (c *cache) add(chunks []uint64) {
 	}
 }
 
-// keep drops all but n chunks.
+// keep drops chunks until at most n are left.
 func (c *cache) keep(n int) {
 	for c.order.Len() > n {
 		last := c.order.Back()
@@ -46,8 +48,8 @@ func (c *cache) keep(n int) {
 	}
 }
 
-// chunksOf returns a hash for each full chunk of a prompt, which covers the prompt up to there. The last token is always
-// computed.
+// chunksOf returns a hash for each full chunk of a prompt. A hash covers the prompt from its beginning to the end of
+// the chunk. A chunk that holds the last token is left out, so that at least one token is computed.
 func chunksOf(q *workload.Request) []uint64 {
 	var chunks []uint64
 	hash := uint64(14695981039346656037)

@@ -9,37 +9,38 @@ import (
 	"vllmtuner/serverctl"
 )
 
-// A sequence is one request in the engine. Its answer has as many tokens as wanted.
+// A sequence is one request in the engine. Its answer always has the wanted number of tokens.
 type sequence struct {
 	prompt, answer float64 // tokens
 	chunks         []uint64
-	sample         int // index of its sample; -1 when it is not counted
+	sample         int // index of its bench.Sample in the run; -1 when the request is not counted
 
-	done     float64 // tokens of the answer when it last began to decode
-	began    float64 // engine.work at that time
-	admitted int     // how many were admitted before it
+	done     float64 // tokens that the answer had when the sequence last began to decode
+	began    float64 // engine.work when the sequence last began to decode
+	admitted int     // number of admissions before this one
 }
 
-// endsAt is the value of engine.work at which the answer is complete.
+// endsAt returns the value of engine.work at which the answer is complete.
 func (s *sequence) endsAt() float64 { return s.began + s.answer - s.done }
 
-// An engine decodes all its sequences at one speed, and prefills one prompt beside them. Time moves from event to event.
+// An engine decodes all its sequences at the same speed. Meanwhile it prefills at most one prompt. Time moves from
+// event to event.
 type engine struct {
 	machine *Machine
 	flags   flags
-	room    float64 // KV cache, tokens
+	room    float64 // size of the KV cache, tokens
 
-	clock              float64 // seconds since the start, all loads together
+	clock              float64 // seconds of load since the start
 	chance             *rand.Rand
-	pauseFrom, pauseTo float64 // the next pause, or the one that is going on
+	pauseFrom, pauseTo float64 // begin and end of the current pause, or of the next one, on the clock
 
 	waiting    []*sequence
 	prefilling *sequence
-	left       float64     // tokens of its prompt to compute
-	decoding   []*sequence // by endsAt
-	work       float64     // tokens that a sequence would have got since the start
+	left       float64     // tokens that the prefill must still compute
+	decoding   []*sequence // in the order of endsAt
+	work       float64     // tokens that a sequence would have if it had decoded since the start
 	used       float64     // tokens that sequences hold in the KV cache
-	admitted   int
+	admitted   int         // number of admissions
 	cache      *cache
 	counters   serverctl.Counters
 }
@@ -79,7 +80,8 @@ func (e *engine) speeds() (decode, prefill float64) {
 	return decode, prefill
 }
 
-// untilEvent returns the time until the next event in the engine, seconds; infinite if there is none.
+// untilEvent returns the time until the next event in the engine, in seconds. If the engine is idle, the time is
+// infinite.
 func (e *engine) untilEvent() float64 {
 	next := math.Inf(1)
 	if e.idle() {
@@ -102,7 +104,7 @@ func (e *engine) untilEvent() float64 {
 	return max(0, next)
 }
 
-// move lets time pass in which nothing begins or ends.
+// move lets time pass. During this time, nothing may begin or end.
 func (e *engine) move(seconds float64) {
 	decode, prefill := e.speeds()
 	e.work += decode * seconds
@@ -117,11 +119,13 @@ func (e *engine) move(seconds float64) {
 	}
 }
 
-// tiny is less than any time or part of a token that matters. It makes up for rounding.
+// tiny is a time in seconds, or a part of a token, that is too small to matter. Comparisons ignore such a difference,
+// because sums are rounded.
 const tiny = 1e-7
 
-// settle ends what is complete, evicts sequences when the KV cache is full, and admits others. It returns the sequences that
-// got their first token, and those that got their last.
+// settle ends the complete sequences and the complete prefill. It evicts sequences when the KV cache is full, and then
+// begins the next prefill if possible. It returns the sequences that got their first token, and those that got their
+// last token.
 func (e *engine) settle() (first, last []*sequence) {
 	for len(e.decoding) > 0 && e.decoding[0].endsAt()-e.work < tiny {
 		s := e.decoding[0]
@@ -149,12 +153,13 @@ func (e *engine) settle() (first, last []*sequence) {
 	return first, last
 }
 
-// shares reports whether a decoding sequence shares the KV cache with another. One alone always fits.
+// shares reports whether a decoding sequence shares the KV cache with another sequence. A single sequence always fits.
 func (e *engine) shares() bool {
 	return len(e.decoding) > 1 || len(e.decoding) == 1 && e.prefilling != nil
 }
 
-// evict takes the KV cache from the sequence that was admitted last. It will be computed again.
+// evict takes the KV cache from the decoding sequence that was admitted last. The engine will compute all tokens of
+// that sequence again.
 func (e *engine) evict() {
 	s := slices.MaxFunc(e.decoding, func(a, b *sequence) int { return cmp.Compare(a.admitted, b.admitted) })
 	e.decoding = slices.DeleteFunc(e.decoding, func(o *sequence) bool { return o == s })
@@ -164,10 +169,11 @@ func (e *engine) evict() {
 	e.counters.Preemptions++
 }
 
-// spare is the part of the KV cache that an admission leaves free, or evictions and admissions would take turns.
+// spare is the fraction of the KV cache that an admission must leave free. Without spare room, a sequence could be
+// evicted soon after each admission.
 const spare = 0.02
 
-// admit begins the next prefill when a place and its memory are free.
+// admit begins the next prefill if no prefill is running and the next waiting sequence fits.
 func (e *engine) admit() {
 	if e.prefilling != nil || len(e.waiting) == 0 || float64(len(e.decoding)) >= e.flags.seqs {
 		return

@@ -15,7 +15,7 @@ import (
 // A load drives an engine in virtual time.
 type load struct{ *engine }
 
-// Run sends the schedule until every counted request has ended, and leaves the engine idle.
+// Run sends the requests of the schedule until every counted request has ended. It leaves the engine idle.
 func (l *load) Run(ctx context.Context, schedule workload.Schedule, stop bench.Stop) (bench.Run, error) {
 	next, end := iter.Pull(schedule)
 	defer end()
@@ -48,11 +48,11 @@ type run struct {
 	*engine
 	bench.Run
 	next    func() (workload.Arrival, bool)
-	arrival workload.Arrival // the next to be sent
-	more    bool             // arrival is valid
+	arrival workload.Arrival // the next arrival to be sent
+	more    bool             // the field arrival holds an arrival
 	stop    bench.Stop
 	now     float64 // seconds
-	check   float64 // when stop is asked next
+	check   float64 // time of the next call of the function stop, in seconds
 	counted int     // requests of the window that have not ended
 }
 
@@ -113,7 +113,7 @@ func (r *run) submit(a workload.Arrival) {
 	}
 }
 
-// record writes down first and last tokens.
+// record writes the times of first and last tokens into the samples.
 func (r *run) record(first, last []*sequence) {
 	at := seconds(r.now)
 	for _, s := range first {

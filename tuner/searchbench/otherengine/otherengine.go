@@ -1,5 +1,6 @@
-// Package otherengine is an inference server in virtual time with other equations than serverctl/sim, and without its code.
-// For tests only: what a search owes to the equations of one simulator does not work on the other. It never takes real time.
+// Package otherengine simulates an inference server in virtual time. It shares no code and no equations with
+// serverctl/sim. Tests use this engine to see whether a search works only with the equations of serverctl/sim. It never
+// takes real time.
 package otherengine
 
 import (
@@ -14,32 +15,33 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// A Machine is one model on one GPU. Memory is counted in tokens of the KV cache.
+// A Machine is one model on one GPU. All memory is given as the number of KV cache tokens that it could hold.
 type Machine struct {
 	Name string
 
-	Memory   float64 // of the GPU, tokens
-	Weights  float64 // taken by the model, tokens
-	PerSeq   float64 // taken for each of max-num-seqs, tokens
-	PerBatch float64 // taken for each of max-num-batched-tokens, tokens
+	Memory   float64 // memory of the GPU
+	Weights  float64 // memory for the weights
+	PerSeq   float64 // memory for each of the max-num-seqs sequences
+	PerBatch float64 // memory for each of the max-num-batched-tokens tokens
 
-	// A start runs out of memory when util·OOMUtil + seqs·OOMSeqs + tokens·OOMBatch is above 1.
+	// A start runs out of memory when util·OOMUtil + seqs·OOMSeqs + batch·OOMBatch is above 1. In these formulas util
+	// is gpu-memory-utilization, seqs is max-num-seqs and batch is max-num-batched-tokens.
 	OOMUtil, OOMSeqs, OOMBatch float64
 
-	// Decoding is processor sharing: b requests together get Decode·b/(b+Half) tokens per second.
+	// While b requests decode, all of them together get Decode·b/(b+Half) tokens per second, in equal parts.
 	Decode, Half float64
-	// One prompt at a time is prefilled, at Prefill·m/(m+Chunk) tokens per second, where m is max-num-batched-tokens.
-	// Meanwhile decoding is slower by the part m/(m+Share).
+	// The engine prefills one prompt at a time, at Prefill·batch/(batch+Chunk) tokens per second. Meanwhile the speed
+	// of decoding falls by the fraction batch/(batch+Share).
 	Prefill, Chunk, Share float64
 
-	PauseEvery float64 // mean time between two pauses, in which nothing moves, seconds; 0 means no pauses
-	PauseLeast float64 // shortest and longest pause, seconds
-	PauseMost  float64
+	PauseEvery float64 // mean time between two pauses, seconds; 0 means no pauses; the engine computes nothing in a pause
+	PauseLeast float64 // shortest pause, seconds
+	PauseMost  float64 // longest pause, seconds
 
 	NoCache     bool // no prefix cache
-	Seqs        int  // defaults of the flags
-	Batch       int
-	MaxModelLen int
+	Seqs        int  // default of max-num-seqs
+	Batch       int  // default of max-num-batched-tokens
+	MaxModelLen int  // default of max-model-len
 	StartUp     time.Duration
 	Stop        time.Duration
 }
@@ -74,12 +76,12 @@ func (m *Machine) parse(args []string) (flags, error) {
 	return f, nil
 }
 
-// kvTokens is the size of the KV cache.
+// kvTokens returns the size of the KV cache in tokens.
 func (m *Machine) kvTokens(f flags) float64 {
 	return f.util*m.Memory - m.Weights - m.PerSeq*f.seqs - m.PerBatch*f.batch
 }
 
-// check returns why a server does not start with its flags.
+// check returns the error of a start with these flags; nil if the server starts.
 func (m *Machine) check(f flags) *serverctl.ExitError {
 	exit := func(class serverctl.Class, format string, args ...any) *serverctl.ExitError {
 		text := fmt.Sprintf(format, args...)
@@ -94,7 +96,7 @@ func (m *Machine) check(f flags) *serverctl.ExitError {
 	return nil
 }
 
-// Start is a trial.Start.
+// Start is a trial.Start: it returns a simulated server, which is ready at once, and its load.
 func (m *Machine) Start(ctx context.Context, launch trial.Launch) (trial.Server, trial.Load, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, context.Cause(ctx)
@@ -116,7 +118,7 @@ type server struct{ *engine }
 func (s *server) Facts() serverctl.Facts {
 	return serverctl.Facts{
 		Version: "other engine " + s.machine.Name, KVCacheTokens: int(s.room), MaxModelLen: s.flags.maxModelLen,
-		StartUp: s.machine.StartUp, Simulated: true,
+		StartUp: s.machine.StartUp, Simulated: true, Virtual: true,
 	}
 }
 
@@ -130,7 +132,7 @@ func (s *server) ResetCache(context.Context) error {
 	return nil
 }
 
-// Drain returns at once: a load leaves the engine idle.
+// Drain returns at once, because a load leaves the engine idle.
 func (s *server) Drain(context.Context) (time.Duration, error) { return 0, nil }
 
 func (s *server) Exited() <-chan struct{} { return nil }

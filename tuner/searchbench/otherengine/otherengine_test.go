@@ -14,7 +14,8 @@ import (
 	"vllmtuner/trial"
 )
 
-// small is a machine with a KV cache of 0.9 · 60,000 - 30,000 - 20 · 64 - 2 · 2048 = 18,624 tokens by default.
+// small is a machine. With the default flags its KV cache holds 0.9 · 60,000 - 30,000 - 20 · 64 - 2 · 2048 = 18,624
+// tokens.
 var small = Machine{
 	Name: "small", Memory: 60_000, Weights: 30_000, PerSeq: 20, PerBatch: 2, OOMUtil: 1, OOMSeqs: 1e-4, OOMBatch: 1e-5,
 	Decode: 3000, Half: 40, Prefill: 20_000, Chunk: 1500, Share: 6000, Seqs: 64, Batch: 2048, MaxModelLen: 4096,
@@ -39,7 +40,7 @@ func start(t *testing.T, m Machine, args ...string) (trial.Server, trial.Load) {
 	return server, l
 }
 
-// send offers a rate for n requests.
+// send sends n counted requests at a rate, in requests per second.
 func send(t *testing.T, l trial.Load, s workload.Source, rate float64, n int) bench.Run {
 	t.Helper()
 	plan := workload.Plan{Source: s, Seed: 1, Rate: rate, MinRequests: n, Rescale: true}
@@ -54,7 +55,7 @@ func chats(t *testing.T) workload.Source {
 	return source(t, workload.Spec{Kind: "random", InputTokens: 800, OutputTokens: 200, RangeRatio: 0.8})
 }
 
-// All that is asked for is answered: no token is lost or made twice, whatever is evicted.
+// Every request gets the wanted number of tokens. Evictions neither lose tokens nor count them twice.
 func TestWorkIsConserved(t *testing.T) {
 	up, l := start(t, small)
 	run := send(t, l, chats(t), 40, 500)
@@ -74,14 +75,14 @@ func TestWorkIsConserved(t *testing.T) {
 		t.Errorf("%.3f tokens were generated, want %.0f", decoded, wanted)
 	}
 	if counters.Preemptions == 0 {
-		t.Error("nothing was evicted; the test is meant to have it")
+		t.Error("no sequence was evicted, but this test needs evictions")
 	}
 	if e := up.(*server).engine; !e.idle() || e.used != 0 {
 		t.Errorf("the engine is not idle: %.3f tokens are held", e.used)
 	}
 }
 
-// A single request takes what the equations say.
+// A single request takes as long as the equations say.
 func TestASingleRequest(t *testing.T) {
 	_, l := start(t, small)
 	s := send(t, l, source(t, workload.Spec{Kind: "random", InputTokens: 1000, OutputTokens: 101}), 1, 1).Samples[0]
@@ -153,7 +154,7 @@ func TestAStartRunsOutOfMemoryAboveAPlane(t *testing.T) {
 	}
 }
 
-// Pauses slow some requests down, and about as many at a low rate as at a higher one.
+// Pauses slow some requests down. The share of slow requests is about the same at a low rate and at a higher rate.
 func TestPausesSlowAFewRequestsAtAnyRate(t *testing.T) {
 	m := small
 	m.PauseEvery, m.PauseLeast, m.PauseMost, m.NoCache = 40, 0.2, 1, true
@@ -171,7 +172,7 @@ func TestPausesSlowAFewRequestsAtAnyRate(t *testing.T) {
 	}
 }
 
-// A prompt that was asked before costs next to nothing, until the cache is emptied.
+// A prompt that was sent before takes much less time, until the cache is emptied.
 func TestThePrefixCache(t *testing.T) {
 	server, l := start(t, small)
 	one := source(t, workload.Spec{Kind: "random", InputTokens: 3000, OutputTokens: 2, Requests: 1})

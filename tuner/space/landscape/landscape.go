@@ -17,7 +17,7 @@ import (
 //go:embed h200-llama70b-fp8.csv
 var table []byte
 
-// The flags of the table, in the order of its columns, and their defaults in the server.
+// These are the flags of the table, in the order of its columns, and the server's default of each flag.
 var (
 	names    = [3]string{"gpu-memory-utilization", "max-num-seqs", "max-num-batched-tokens"}
 	defaults = [3]float64{0.9, 1024, 8192}
@@ -27,9 +27,9 @@ var (
 const meanColumn = 6
 
 // A Landscape has the capacities of Llama 70B in FP8 for values of GPU memory utilization, sequences and batched
-// tokens. The workload is phase1 with a primed cache. The limits are 1000 ms for p99 TTFT and 60 ms for p99 TPOT. Each
-// entry was found by bisection, to 0.025 req/s. Between the entries, a Landscape interpolates linearly in the
-// utilization and in the logarithms of the other two values.
+// tokens. The workload is the example phase1 with a primed cache. The limits are 1000 ms for p99 TTFT and 60 ms for p99
+// TPOT. Each entry was found by bisection, to 0.025 req/s. Between the entries, a Landscape interpolates linearly in
+// the utilization and in the logarithms of the other two values.
 type Landscape struct {
 	Best float64 // highest capacity in the table
 
@@ -74,9 +74,9 @@ func coordinate(i int, text string) (float64, error) {
 	return math.Log2(x), nil
 }
 
-// At returns the capacity of a point in requests per second. It uses the server's default for a flag that the point
-// does not have.
-func (l *Landscape) At(p space.Point) (float64, error) {
+// Capacity returns the capacity of a point in requests per second. For a flag that the point does not have, Capacity
+// uses the server's default.
+func (l *Landscape) Capacity(p space.Point) (float64, error) {
 	var low [3]int
 	var part [3]float64
 	for i, axis := range l.axes {
@@ -109,8 +109,9 @@ func (l *Landscape) At(p space.Point) (float64, error) {
 	return sum, nil
 }
 
-// Regret returns how far the capacity of a point is below the best one in the table: 0 is the best, 1 the worst.
+// Regret returns how far the capacity of a point is below the best one in the table, as a fraction of the best one. 0
+// is the best, and 1 is the worst.
 func (l *Landscape) Regret(p space.Point) (float64, error) {
-	at, err := l.At(p)
+	at, err := l.Capacity(p)
 	return 1 - at/l.Best, err
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"math"
 	"slices"
-	"time"
 
 	"github.com/samber/lo"
 	"gonum.org/v1/gonum/stat"
@@ -17,41 +16,45 @@ import (
 )
 
 const (
-	// unknownErr is the standard error of ln capacity where a trial has none: that of a search with the default probes.
+	// unknownErr is the standard error of ln capacity for a trial that has no error of its own. A search with the
+	// default probes has this error.
 	unknownErr = 0.08
-	// priorErr is the least standard error of a prior. Other tools measure with other windows and limits.
+	// priorErr is the smallest standard error of a prior. Other tools measure with other windows and limits.
 	priorErr = 0.15
 )
 
-// Lessons are what the model takes from a history.
-type lessons struct {
+// A trainingSet is what the model learns from a history.
+type trainingSet struct {
 	values  []datum // ln capacities and bounds of them
-	trials  []int   // index in the history of the trial of each value
+	trials  []int   // for each value, the index of its trial in the history
 	labels  []datum // feasible points as lower bounds of 0, infeasible points as upper bounds
 	own     []row   // measured points of the study itself
 	pending []row   // points of trials that run now
 	failed  int     // number of infeasible trials
+	trends  []trend // what large sources of priors say
 
-	mean, spread float64 // of the values
-	start        float64 // part of an average trial's GPU time that the server's start takes; 1 where it is not known
+	mean, spread float64 // mean and spread of the values
+	start        float64 // fraction of an average trial's GPU time that the server's start takes; 1 if it is not known
 }
 
-// learn reads the history before the trial of that number.
-func learn(s *space.Space, number int, history []studies.Trial) lessons {
-	l := lessons{start: startPart(history)}
+// learn reads the history before the trial with the given number.
+func learn(s *space.Space, number int, history []studies.Trial) trainingSet {
+	l := trainingSet{start: startPart(history), trends: trends(s, history)}
 	for i := range history {
 		t := &history[i]
 		p := complete(s, *t)
 		switch {
-		case len(p) == 0 || len(t.Point) == 0 && len(p) < unconditional(s):
-			continue // the server's default, in flags that nobody knows
+		case l.isTrend(t):
+			continue
+		case len(p) == 0 && len(s.Variables()) == 0 || len(t.Point) == 0 && flagsIn(p) < unconditional(s):
+			continue // the server's default, whose values are not known
 		case t.State != studies.Done:
 			if t.Number != number {
-				l.pending = append(l.pending, rowOf(s, p))
+				l.pending = append(l.pending, l.row(s, p))
 			}
 			continue
 		}
-		r := rowOf(s, p)
+		r := l.row(s, p)
 		label := datum{row: r, side: above, variance: 1}
 		switch t.Result.Outcome {
 		case trial.Infeasible:
@@ -72,11 +75,12 @@ func learn(s *space.Space, number int, history []studies.Trial) lessons {
 	}
 	l.boundDropped(s, history)
 	l.standardise()
+	l.centre(len(s.Parameters()))
 	return l
 }
 
-// rows returns all rows that the model meets.
-func (l *lessons) rows() []row {
+// rows returns all rows that the model uses.
+func (l *trainingSet) rows() []row {
 	return slices.Concat(rowsOf(l.values), rowsOf(l.labels), l.pending)
 }
 
@@ -84,7 +88,7 @@ func rowsOf(data []datum) []row {
 	return lo.Map(data, func(d datum, _ int) row { return d.row })
 }
 
-// valueOf returns the ln capacity of a trial, or the bound of it that is known.
+// valueOf returns the ln capacity of a trial, or the known bound of it.
 func valueOf(t *studies.Trial) (d datum, ok bool) {
 	c := t.Result.Capacity
 	rate := c.Rate
@@ -112,10 +116,10 @@ func valueOf(t *studies.Trial) (d datum, ok bool) {
 	return d, true
 }
 
-// boundDropped gives trials that were dropped without a capacity an upper bound: the best capacity without speculation,
-// because drafts that are not accepted only cost time. If there is none, it is the best capacity of all. If there is
-// none either, the trials only show that their points are feasible.
-func (l *lessons) boundDropped(s *space.Space, history []studies.Trial) {
+// boundDropped gives an upper bound to trials that were dropped without a capacity. The bound is the best capacity
+// without speculation, because drafts that are not accepted only cost time. If there is no such capacity, the bound is
+// the best capacity of all. If no capacity is known at all, the trials only show that their points are feasible.
+func (l *trainingSet) boundDropped(s *space.Space, history []studies.Trial) {
 	tokens := slices.IndexFunc(s.Parameters(), func(p space.Parameter) bool { return p.Name == space.SpeculativeTokens })
 	best, without := math.Inf(-1), math.Inf(-1)
 	for _, d := range l.values {
@@ -143,12 +147,12 @@ func (l *lessons) boundDropped(s *space.Space, history []studies.Trial) {
 	l.values, l.trials = l.values[:kept], l.trials[:kept]
 }
 
-// knee is how far below the best value, in ln units, values begin to be drawn together. The search needs to know where
-// capacities are bad, and not how bad.
+// knee is a distance below the best value, in ln units. Values farther below are compressed, because the search needs
+// to know where capacities are bad, but not how bad they are.
 const knee = 0.7
 
-// standardise draws very low values together, and finds mean and spread.
-func (l *lessons) standardise() {
+// standardise compresses very low values, and computes mean and spread.
+func (l *trainingSet) standardise() {
 	top := math.Inf(-1)
 	for _, d := range l.values {
 		if d.side != below {
@@ -162,13 +166,13 @@ func (l *lessons) standardise() {
 			d.value = top - knee - math.Log1p(beyond)
 			d.err /= 1 + beyond
 		}
-		d.site, d.siteVariance = d.value, vague
+		d.site, d.siteVariance = d.value, vagueVariance
 		if d.side == exact {
 			values = append(values, d.value)
 		}
 	}
 	for i := range l.labels {
-		l.labels[i].siteVariance = vague
+		l.labels[i].siteVariance = vagueVariance
 	}
 	if len(values) == 0 {
 		for _, d := range l.values {
@@ -178,18 +182,19 @@ func (l *lessons) standardise() {
 	if len(values) > 0 {
 		l.mean = stat.Mean(values, nil)
 	}
-	l.spread = 0.15 // of two or three values the standard deviation may be near 0 by chance
+	l.spread = 0.15 // the standard deviation of two or three values may be near 0 by chance
 	if len(values) > 1 {
 		l.spread = max(l.spread, stat.StdDev(values, nil))
 	}
 }
 
-// known are vLLM's defaults that depend neither on its version nor on the GPU. Without speculative-config nothing is
-// drafted.
-var known = map[string]string{utilizationFlag: "0.9", space.SpeculativeTokens: "0"}
+// knownDefaults has those defaults of vLLM that depend neither on vLLM's version nor on the GPU. Without
+// speculative-config nothing is drafted.
+var knownDefaults = map[string]string{utilizationFlag: "0.9", space.SpeculativeTokens: "0"}
 
-// complete returns the trial's point with the values of absent flags: as the server reported them, as the study's fixed
-// args have them, or vLLM's own defaults. Flags with a condition stay absent, because they may be inactive.
+// complete returns the trial's point with values for absent flags. It takes the value that the server reported, or the
+// value in the study's fixed args, or vLLM's own default. An absent variable is not set. Flags with a condition stay
+// absent, because they may be inactive.
 func complete(s *space.Space, t studies.Trial) space.Point {
 	p := space.Point{}
 	parameters := s.Parameters()
@@ -202,7 +207,11 @@ func complete(s *space.Space, t studies.Trial) space.Point {
 		if q.When != "" {
 			continue
 		}
-		for _, from := range []map[string]string{t.Result.Facts.Args, s.Defaults, known} {
+		if q.HasUnset() {
+			p[q.Name] = space.Unset
+			continue
+		}
+		for _, from := range []map[string]string{t.Result.Facts.Args, s.Defaults, knownDefaults} {
 			if text, ok := from[q.Name]; ok {
 				if _, active := s.Unit(space.Point{q.Name: text}); active[i] {
 					p[q.Name] = text
@@ -214,18 +223,16 @@ func complete(s *space.Space, t studies.Trial) space.Point {
 	return p
 }
 
-// unconditional returns how many flags are always active.
+// unconditional returns how many flags are always active. Variables do not count: an absent variable is not set, so its
+// value is known.
 func unconditional(s *space.Space) int {
-	n := 0
-	for _, p := range s.Parameters() {
-		if p.When == "" {
-			n++
-		}
-	}
-	return n
+	return lo.CountBy(s.Parameters(), func(p space.Parameter) bool { return p.When == "" && !space.IsVariable(p.Name) })
 }
 
-// startPart returns the part of an average trial that its start takes. An infeasible trial is a start and no more.
+func flagsIn(p space.Point) int { return len(p.WithoutVariables()) }
+
+// startPart returns the fraction of an average trial that its start takes. An infeasible trial consists of its start
+// alone.
 func startPart(history []studies.Trial) float64 {
 	var starts, whole []float64
 	for _, t := range history {
@@ -237,10 +244,7 @@ func startPart(history []studies.Trial) float64 {
 		case trial.Infeasible:
 			starts = append(starts, spent.Seconds())
 		case trial.Measured, trial.Dropped:
-			var probes time.Duration
-			for _, p := range t.Probes {
-				probes += p.GPUTime
-			}
+			probes := trial.GPUTimeOf(t.Probes)
 			whole = append(whole, spent.Seconds())
 			if 0 < probes && probes < spent {
 				starts = append(starts, (spent - probes).Seconds())
@@ -250,10 +254,12 @@ func startPart(history []studies.Trial) float64 {
 	if len(starts) == 0 || len(whole) == 0 {
 		return 1
 	}
-	return min(1, median(starts)/median(whole))
+	return min(1, upperMedian(starts)/upperMedian(whole))
 }
 
-func median(values []float64) float64 {
+// upperMedian returns the median. If there are two middle values, it returns the upper one. Another rule would change
+// which points a stored study tries.
+func upperMedian(values []float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	return sorted[len(sorted)/2]
 }

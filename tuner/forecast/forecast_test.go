@@ -1,0 +1,168 @@
+package forecast
+
+import (
+	"errors"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"gonum.org/v1/gonum/stat"
+
+	"vllmtuner/realtime"
+	"vllmtuner/serverctl/sim"
+	"vllmtuner/studies"
+	"vllmtuner/trial"
+	"vllmtuner/trial/simload"
+	"vllmtuner/tuner/plan"
+	"vllmtuner/tuner/space"
+	"vllmtuner/tuner/studyfile"
+)
+
+const file = `version: 1
+name: small
+model: example/small
+server: {simulate: small-fast, args: [--max-model-len, "4096"]}
+slo: {ttft_p99: 150ms, tpot_p99: 25ms}
+workload: {kind: random, input_tokens: 300, output_tokens: 40, range_ratio: 0.5, requests: 400}
+parameters:
+  gpu-memory-utilization: {float: [0.3, 0.97], step: 0.01}
+  max-num-seqs: {int: [2, 64], log: true}
+  max-num-batched-tokens: {int: [256, 4096], log: true}
+constraints: ["max-num-batched-tokens >= max-num-seqs"]
+probe: {seconds: 10, min_requests: 100, lead_in: 2s}
+prior: simulate
+`
+
+// forecaster returns a Forecaster for the file.
+func forecaster(t *testing.T) *Forecaster {
+	t.Helper()
+	f, err := studyfile.Parse("small.yaml", []byte(file))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := plan.OpenSearch(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := New(p)
+	if err != nil || made == nil {
+		t.Fatalf("New = %v, %v", made, err)
+	}
+	made.points = 24
+	return made
+}
+
+// open returns a Forecaster of a study, and the study with a first trial. The constants of the study's server differ
+// from those of every profile.
+func open(t *testing.T) (*Forecaster, studies.Study, *sim.Profile) {
+	t.Helper()
+	f := forecaster(t)
+	profile, err := sim.LoadProfile("small-fast")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for path, factor := range map[string]float64{"step.weights": 1.2, "step.per_token": 0.8, "step.per_kv_token": 1.2, "memory.activation": 1.2} {
+		*profile.Value(path) *= factor
+	}
+	f.Profiles = append(f.Profiles, mustLoad(t, "small-fast"))
+	runner := f.runner()
+	runner.Start = (&simload.Rig{Profile: profile}).Start
+	first := studies.Trial{Origin: studies.Default, Point: space.Point{}, Args: f.FixedArgs, State: studies.Done}
+	first.Result, err = runner.Run(t.Context(), trial.Task{Args: first.Args, Record: func(p trial.Probe) error {
+		first.Probes = append(first.Probes, p)
+		return nil
+	}})
+	if err != nil || !first.Met() {
+		t.Fatalf("the first trial ended with %+v, %v", first.Result, err)
+	}
+	return f, studies.Study{Name: "small", Trials: []studies.Trial{first}}, profile
+}
+
+func mustLoad(t *testing.T, name string) *sim.Profile {
+	t.Helper()
+	p, err := sim.LoadProfile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// One trial of a server with other constants is enough to predict where its capacity is high.
+func TestPredictionsHaveTheShapeOfTheServer(t *testing.T) {
+	realtime.Only(t, "simulates 48 whole searches")
+	f, study, profile := open(t)
+	got, err := f.Predict(t.Context(), study)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Profile != "small-fast" || got.Misfit > 0.15 || len(got.Trials) < 12 {
+		t.Fatalf("predicted %d points with %s, which misses by %.2f; want at least 12 with small-fast", len(got.Trials), got.Profile, got.Misfit)
+	}
+	points := make([]space.Point, len(got.Trials))
+	for i, one := range got.Trials {
+		points[i] = one.Point
+	}
+	truths, err := f.capacities(t.Context(), profile, points, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var predicted, true []float64
+	for _, is := range truths {
+		for _, said := range got.Trials {
+			if said.Point.String() == is.Point.String() {
+				predicted, true = append(predicted, math.Log(said.Result.Capacity.Rate)), append(true, math.Log(is.Result.Capacity.Rate))
+			}
+		}
+	}
+	if r := stat.Correlation(predicted, true, nil); r < 0.85 {
+		t.Errorf("the correlation of predicted and true ln capacities is %.2f over %d points, want at least 0.85", r, len(true))
+	}
+	for _, one := range got.Trials {
+		if err := studies.CheckPrior(one); err != nil || len(one.Probes) > 0 {
+			t.Errorf("a prediction for %v has %d probes and cannot be stored: %v", one.Point, len(one.Probes), err)
+		}
+	}
+}
+
+// A server is never predicted with its own profile. A study without a comparable probe is not predicted at all.
+func TestNothingIsPredictedFromNothing(t *testing.T) {
+	f, study, _ := open(t)
+	for _, p := range f.Profiles[:len(f.Profiles)-1] {
+		if p.Name == mustLoad(t, "small-fast").Name {
+			t.Errorf("the server is predicted with its own profile")
+		}
+	}
+	study.Trials[0].Probes = nil
+	if _, err := f.Predict(t.Context(), study); !errors.Is(err, ErrNothingMeasured) {
+		t.Errorf("Predict without a probe says %v, want ErrNothingMeasured", err)
+	}
+}
+
+// Flags that the simulator does not model neither change nor prevent its predictions.
+func TestUnknownFlagsAreLeftOut(t *testing.T) {
+	f := forecaster(t)
+	f.FixedArgs = append(f.FixedArgs, "--brand-new-flag", "3")
+	trials, err := f.capacities(t.Context(), mustLoad(t, "small-fast"), []space.Point{{}}, 0)
+	if err != nil || len(trials) != 1 {
+		t.Errorf("%d predictions with an unknown flag, %v; want one", len(trials), err)
+	}
+}
+
+// If the simulator finds no capacity for a study, there are no predictions, and the error says why.
+func TestNoPredictionHasAReason(t *testing.T) {
+	realtime.Only(t, "scales two profiles")
+	f, study, _ := open(t)
+	f.points = 4
+	runner := f.Runner
+	f.Runner = func() *trial.Runner {
+		r := runner()
+		r.SLO.Limits = slices.Clone(r.SLO.Limits)
+		r.SLO.Limits[1].Max = time.Microsecond // no server generates a token in this time
+		return r
+	}
+	if got, err := f.Predict(t.Context(), study); err == nil || !strings.Contains(err.Error(), "no point runs and keeps the SLO") {
+		t.Errorf("%d predictions, %v; want a reason", len(got.Trials), err)
+	}
+}
