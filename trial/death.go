@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"slices"
 	"time"
 
+	"vllmtuner/bench"
 	"vllmtuner/serverctl"
 )
 
@@ -66,6 +68,29 @@ func explain(ctx context.Context, server Server, err error) error {
 		return AwaitDeath(ctx, server, &serverctl.ExitError{Class: serverctl.Infrastructure, Evidence: err.Error(), Code: -1})
 	}
 	return err
+}
+
+// fellSilent reports whether a request failed as if the engine had died, and no answer came after that failure. Until
+// the API server of a dead engine ends, it still answers that no request is running.
+func fellSilent(samples []bench.Sample) bool {
+	died := time.Duration(math.MaxInt64)
+	for _, s := range samples {
+		if lost(s) {
+			died = min(died, s.End)
+		}
+	}
+	return died < math.MaxInt64 && !slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.OK() && s.End-s.ReadLag > died })
+}
+
+// lost reports whether a request failed in a way in which requests fail when the engine dies.
+func lost(s bench.Sample) bool {
+	switch s.Failure {
+	case bench.Refused, bench.Reset, bench.StreamError, bench.Truncated:
+		return true
+	case bench.Status:
+		return s.Status >= http.StatusInternalServerError
+	}
+	return false
 }
 
 // deathNotice is how long AwaitDeath waits for a server to die, so that its own last words are the evidence. vLLM's API

@@ -545,6 +545,42 @@ func TestRequestsThatAreTurnedAwayAreNobodysFault(t *testing.T) {
 	}
 }
 
+// An engine that dies after most requests were answered leaves an API server that answers for a few seconds more.
+func TestADeathAfterMostAnswersIsAwaited(t *testing.T) {
+	answered := func(at, lag time.Duration) bench.Sample {
+		return bench.Sample{End: at * time.Second, ReadLag: lag * time.Second}
+	}
+	failed := func(kind bench.Failure, status int) bench.Sample {
+		return bench.Sample{End: 5 * time.Second, Failure: kind, Status: status}
+	}
+	for _, row := range []struct {
+		name   string
+		last   []bench.Sample
+		awaits bool
+	}{
+		{"all answered", nil, false},
+		{"the stream of the last one has an error", []bench.Sample{failed(bench.StreamError, 0)}, true},
+		{"the last connections broke", []bench.Sample{failed(bench.Reset, 0), failed(bench.Refused, 0)}, true},
+		{"the last one got status 500", []bench.Sample{failed(bench.Status, 500)}, true},
+		{"the last one is not allowed", []bench.Sample{failed(bench.Status, 400)}, false},
+		{"the last one was too short", []bench.Sample{failed(bench.WrongLength, 0)}, false},
+		{"an answer came later", []bench.Sample{failed(bench.StreamError, 0), answered(6, 0)}, false},
+		{"an earlier answer was read later", []bench.Sample{failed(bench.StreamError, 0), answered(6, 2)}, true},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			began := time.Now()
+			run := bench.Run{Samples: append([]bench.Sample{answered(1, 0), answered(2, 0), answered(3, 0)}, row.last...)}
+			s := &session{server: &stub{}}
+			if err := s.checkAnswers(t.Context(), run, "of the worst case"); err != nil {
+				t.Fatalf("%s: %v", row.name, err)
+			}
+			if awaited := time.Since(began) == deathNotice; awaited != row.awaits || awaited != (time.Since(began) > 0) {
+				t.Errorf("%s: waited %s for the server's death; want a wait: %t", row.name, time.Since(began), row.awaits)
+			}
+		})
+	}
+}
+
 // answers is a workload whose answers all have the same length.
 type answers struct{ tokens, files int }
 

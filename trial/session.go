@@ -155,8 +155,8 @@ func (s *session) awaitIdle(ctx context.Context, part Part) error {
 	return err
 }
 
-// checkAnswers adds a note if requests of an uncounted load failed. If most of them failed, the server may be dying, so
-// checkAnswers waits some time for the server's death.
+// checkAnswers adds a note if requests of an uncounted load failed. If most of them failed, or if no request was answered
+// after the first failure, the server may be dying, so checkAnswers waits some time for the server's death.
 func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string) error {
 	sent, broken, detail, status := run.Others+len(run.Samples), run.Broken, run.BrokenDetail, run.BrokenStatus
 	for _, sample := range run.Samples {
@@ -173,10 +173,10 @@ func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string)
 	if broken > 0 {
 		s.note("%s %s failed: %s", render.Of(broken, sent, "request"), which, detail)
 	}
-	if 2*broken <= sent {
-		return nil
+	if 2*broken > sent || fellSilent(run.Samples) {
+		return AwaitDeath(ctx, s.server, nil)
 	}
-	return AwaitDeath(ctx, s.server, nil)
+	return nil
 }
 
 // checkAlive asks the server for two tokens after a load in which no request was completed. A probe may end early,
