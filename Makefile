@@ -33,10 +33,12 @@ picture: ## Write docs/demo.svg, the picture in README.md, from what the demo pr
 	UPDATE_PICTURE=1 go test -count 1 -run '^TestPictureOfTheREADME$$' ./cmd/tuner
 
 # The tests of many packages mostly wait for a process or a clock, so make test runs two packages on each core.
+# The race detector lets each program sleep for a second before it ends. Hundreds of programs end during the tests, so GORACE shortens
+# that sleep.
 TESTED ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 
 test: ## Run all tests with the race detector; list the skipped tests and their reasons at the end.
-	@go test -race -p $(TESTED) -timeout 20m -json $(PACKAGES) | go run ./.ci/testsum
+	@GORACE=atexit_sleep_ms=10 go test -race -p $(TESTED) -timeout 20m -json $(PACKAGES) | go run ./.ci/testsum
 
 # -stringsbuilder=false: for three pieces of text, the strings.Builder that go fix advises is longer and no faster.
 lint: ## Run gofmt, go vet, staticcheck and go fix, and fail if one of them finds something.
@@ -130,6 +132,11 @@ test-nfs: ## Run a study on real NFS, in emulated machines, through kills, netwo
 
 soak-nfs: ## Run test-nfs with 60 kills, 12 power cuts of each kind, and three cuts at each point of a commit: twenty minutes.
 	NFS_KILLS=60 NFS_POWER_CUTS=12 NFS_ROUNDS=3 go test -trimpath -tags 'nfs $(TAGS)' -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
+
+.PHONY: soak-fence
+
+soak-fence: ## Try every order of the moves of two owners of a study, more of them than the ordinary test: one minute.
+	SOAK_FENCE=1 go test -run '^TestNothingAcknowledgedIsLost$$' -timeout 30m -count 1 -v ./studies/fence
 
 .PHONY: bench-cache
 

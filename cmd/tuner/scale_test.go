@@ -30,7 +30,7 @@ import (
 // first.
 func TestALongStudy(t *testing.T) {
 	realtime.Only(t, "hundreds of trials")
-	trials := 200
+	trials := 100
 	if n, err := strconv.Atoi(os.Getenv("STORE_SCALE")); err == nil {
 		trials = n
 	}

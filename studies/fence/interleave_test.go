@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -339,6 +340,7 @@ type setup struct {
 	without  []string // steps that the takeovers leave out
 	mistakes mistakes // mistakes that both owners make
 	long     bool     // the test takes a minute under the race detector
+	soak     bool     // the test takes a minute even without the race detector
 	prunes   bool     // see actor.prunes
 
 	staleCache, ignoresExcl bool // see actor.staleCache and actor.ignoresExcl
@@ -391,7 +393,8 @@ func (s setup) scenario() scenario {
 // The next owner finds every acknowledged value. This holds in each order of the moves, with crashes and stale caches.
 func TestNothingAcknowledgedIsLost(t *testing.T) {
 	setups := map[string]setup{
-		"two owners, page by page":             {long: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
+		"two owners, page by page":             {long: true, values: []string{"a1"}, more: []string{"b1"}},
+		"two owners, more pages":               {long: true, soak: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
 		"two owners, more slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3", "a4"}, more: []string{"b1", "b2"}},
 		"two owners and a crash, page by page": {long: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
 		"three owners":                         {long: true, coarse: true, third: true},
@@ -405,6 +408,9 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if s.long {
 				realtime.Only(t, "a minute each")
+			}
+			if s.soak && os.Getenv("SOAK_FENCE") == "" {
+				t.Skip("takes a minute; make soak-fence runs it")
 			}
 			synctest.Test(t, func(t *testing.T) {
 				wrong, tried := explore(s.scenario())
