@@ -173,7 +173,7 @@ func (f *Forecaster) capacities(ctx context.Context, p *sim.Profile, points []sp
 	runner := f.runner()
 	runner.Start = (&simload.Rig{Profile: calibrate.Quiet(p)}).Start
 	runner.Source = &calibrate.Memo{Source: runner.Source}
-	runner.Lengths = shortened(runner.Lengths, rate)
+	runner.Lengths = predictedLengths(runner.Lengths, runner.Cache, rate)
 	runner.Search.Precision, runner.Search.MaxProbes, runner.WorstCase = 0, min(runner.Search.MaxProbes, maxProbes), false
 	if rate > 0 {
 		runner.Search.Hint = rate
@@ -230,20 +230,27 @@ const (
 	maxFails = 5
 	// maxProbes bounds the probes of a point. The shape of the predictions needs no precision.
 	maxProbes = 12
-	// maxRequests bounds the requests of a probe. A fast server gets many requests in a second, and each costs time to
-	// compute.
-	maxRequests = 400
+	// probeRequests is the number of requests of a probe. It is larger than in the probes of a study, because simulated
+	// requests need no GPU. With the 300 requests of a study, three slow requests decide a p99, so chance ranks the
+	// points. More requests cost computing time.
+	probeRequests = 800
 	// minWindow is the shortest window. Most answers take less time.
 	minWindow = 30 * time.Second
 )
 
-// shortened returns lengths with which a probe at the given rate has at most about maxRequests requests. It never makes
-// a window shorter than minWindow.
-func shortened(l trial.Lengths, rate float64) trial.Lengths {
+// predictedLengths returns lengths with which a probe at the given rate has about probeRequests requests. With the Reset
+// protocol, a window never gets longer: the cache fills during the window, so a longer window would have another
+// capacity.
+func predictedLengths(l trial.Lengths, cache trial.Protocol, rate float64) trial.Lengths {
+	window := l.Window
 	if rate > 0 {
-		l.Window = min(l.Window, max(minWindow, time.Duration(maxRequests/rate*float64(time.Second))))
+		window = max(minWindow, time.Duration(probeRequests/rate*float64(time.Second)))
 	}
-	l.MinRequests = min(l.MinRequests, maxRequests)
+	if cache == trial.Reset {
+		l.Window, l.MinRequests = min(l.Window, window), min(l.MinRequests, probeRequests)
+		return l
+	}
+	l.Window, l.MinRequests = window, probeRequests
 	return l
 }
 

@@ -20,6 +20,28 @@ import (
 	"vllmtuner/tuner/studyfile"
 )
 
+func TestPredictedLengths(t *testing.T) {
+	study := trial.Lengths{LeadIn: time.Minute, Window: 2 * time.Minute, MinRequests: 300}
+	for _, row := range []struct {
+		cache       trial.Protocol
+		rate        float64
+		window      time.Duration
+		minRequests int
+	}{
+		{trial.Carried, 2, 400 * time.Second, 800},
+		{trial.Steady, 0.5, 1600 * time.Second, 800},
+		{trial.Carried, 1000, minWindow, 800},
+		{trial.Carried, 0, 2 * time.Minute, 800},
+		{trial.Reset, 2, 2 * time.Minute, 300},
+		{trial.Reset, 20, 40 * time.Second, 300},
+	} {
+		got := predictedLengths(study, row.cache, row.rate)
+		if want := (trial.Lengths{LeadIn: time.Minute, Window: row.window, MinRequests: row.minRequests}); got != want {
+			t.Errorf("cache %s at %g req/s: %+v, want %+v", row.cache, row.rate, got, want)
+		}
+	}
+}
+
 const file = `version: 1
 name: small
 model: example/small
