@@ -6,8 +6,9 @@ import (
 )
 
 // Pooled returns the capacity of a server that was measured several times, each time with other requests. The list all
-// has every measurement, c too. The result is the mean of ln rate, weighted by 1/StdErr². If the capacities differ by more than their errors, the error of the mean
-// grows as well (Birge's ratio, 1932). So a difference between two starts of a server widens the interval.
+// has every measurement, c too. The result is the mean of ln rate, weighted by 1/StdErr². If the capacities differ by
+// more than their errors, the error of the mean grows as well (Birge's ratio, 1932). So a difference between two starts
+// of a server widens the interval.
 //
 // The bracket, the probes and the steps stay as in c. ok is false if one of the capacities is only a bound or has no
 // standard error; pooled is then c itself.
