@@ -135,7 +135,7 @@ soak-nfs: ## Run test-nfs with 60 kills, 12 power cuts of each kind, and three c
 
 .PHONY: soak-fence
 
-soak-fence: ## Try every order of the moves of two owners of a study, more of them than the ordinary test: one minute.
+soak-fence: ## Try every order of the moves of two owners with more pages than the ordinary test: one minute.
 	SOAK_FENCE=1 go test -run '^TestNothingAcknowledgedIsLost$$' -timeout 30m -count 1 -v ./studies/fence
 
 .PHONY: bench-cache

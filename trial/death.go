@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"slices"
 	"time"
@@ -70,16 +69,16 @@ func explain(ctx context.Context, server Server, err error) error {
 	return err
 }
 
-// fellSilent reports whether a request failed as if the engine had died, and no answer came after that failure. Until
-// the API server of a dead engine ends, it still answers that no request is running.
+// fellSilent reports whether a request failed as if the engine had died, and no answer came after the last such failure.
+// Until the API server of a dead engine ends, it still answers that no request is running.
 func fellSilent(samples []bench.Sample) bool {
-	died := time.Duration(math.MaxInt64)
+	died := time.Duration(-1)
 	for _, s := range samples {
 		if lost(s) {
-			died = min(died, s.End)
+			died = max(died, s.End)
 		}
 	}
-	return died < math.MaxInt64 && !slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.OK() && s.End-s.ReadLag > died })
+	return died >= 0 && !slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.OK() && s.End > died })
 }
 
 // lost reports whether a request failed in a way in which requests fail when the engine dies.
@@ -88,7 +87,7 @@ func lost(s bench.Sample) bool {
 	case bench.Refused, bench.Reset, bench.StreamError, bench.Truncated:
 		return true
 	case bench.Status:
-		return s.Status >= http.StatusInternalServerError
+		return s.Status >= http.StatusInternalServerError && !slices.Contains(turnedAway, s.Status)
 	}
 	return false
 }

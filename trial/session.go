@@ -156,7 +156,7 @@ func (s *session) awaitIdle(ctx context.Context, part Part) error {
 }
 
 // checkAnswers adds a note if requests of an uncounted load failed. If most of them failed, or if no request was answered
-// after the first failure, the server may be dying, so checkAnswers waits some time for the server's death.
+// after the last failure, the server may be dying, so checkAnswers waits some time for the server's death.
 func (s *session) checkAnswers(ctx context.Context, run bench.Run, which string) error {
 	sent, broken, detail, status := run.Others+len(run.Samples), run.Broken, run.BrokenDetail, run.BrokenStatus
 	for _, sample := range run.Samples {

@@ -39,13 +39,13 @@ var resumable = map[string]struct {
 	},
 }
 
-// A study that was killed before one of its writes, or after the last one, must resume to the same points and the same
-// answer. No probe is measured twice.
+// A study that was killed before its middle write must resume to the same points and the same answer. No probe is
+// measured twice.
 func TestResumeEqualsNoInterruption(t *testing.T) {
 	resumesAfterKills(t, func(at, writes int, after bool) bool { return at == writes/2 && !after })
 }
 
-// TestResumeEqualsNoInterruptionAnywhere kills each study at every third write.
+// TestResumeEqualsNoInterruptionAnywhere kills each study before every third write, and after the last one.
 func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 	realtime.Only(t, "hundreds of studies")
 	resumesAfterKills(t, func(at, _ int, after bool) bool { return at%3 == 1 || after })

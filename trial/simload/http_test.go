@@ -50,14 +50,15 @@ func httpURL(t *testing.T, p *sim.Profile) string {
 }
 
 // The p99 TTFT and the p99 TPOT are the same within 2 % over HTTP in real time and from the engine in virtual time.
-// Both get the same light load. A busy machine delays some runs. So one run in which both agree is enough, and the test
-// fails after nine runs. On a quiet machine a systematic error of 3 % fails in all of them.
+// Both get the same light load. A busy machine delays some runs. So two runs in which both agree are enough, and the test
+// fails after nine runs. On a quiet machine, and even beside four busy loops, runs differ by at most 1 %.
 func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 	realtime.Only(t, "holds real time against virtual time")
 	const maxError = 0.02
 	p := profile(t, "h200-llama70b-fp8")
 	p.StartUp = sim.StartUp{}
 	client := &bench.Client{URL: httpURL(t, p), Model: "m"}
+	agree := 0
 	for seed := range uint64(9) {
 		requests := source(t, workload.Spec{Kind: "random", InputTokens: 3000, OutputTokens: 20}, seed)
 		plan := workload.Plan{Source: requests, Seed: seed, Rate: 1.2, LeadIn: time.Second, Window: 9 * time.Second, MinRequests: 6}
@@ -81,10 +82,13 @@ func TestHTTPAgreesWithVirtualTime(t *testing.T) {
 		t.Logf("%d requests: p99 TTFT %.1f ms in virtual time, %.1f over HTTP; p99 TPOT %.2f and %.2f",
 			said[0].Completed, said[0].TTFT.P99, said[1].TTFT.P99, said[0].TPOT.P99, said[1].TPOT.P99)
 		if ttft <= maxError && tpot <= maxError {
+			agree++
+		}
+		if agree == 2 {
 			return
 		}
 	}
-	t.Errorf("in none of nine runs are p99 TTFT and p99 TPOT over HTTP within %.0f %% of virtual time", 100*maxError)
+	t.Errorf("in %d of nine runs are p99 TTFT and p99 TPOT over HTTP within %.0f %% of virtual time, want two", agree, 100*maxError)
 }
 
 func median(values []float64) float64 {

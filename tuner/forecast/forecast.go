@@ -230,7 +230,7 @@ const (
 	maxFails = 5
 	// maxProbes bounds the probes of a point. The shape of the predictions needs no precision.
 	maxProbes = 12
-	// probeRequests is the number of requests of a probe. It is larger than in the probes of a study, because simulated
+	// probeRequests is the least number of requests of a probe. It is larger than in the probes of a study, because simulated
 	// requests need no GPU. With the 300 requests of a study, three slow requests decide a p99, so chance ranks the
 	// points. More requests cost computing time.
 	probeRequests = 800
@@ -238,8 +238,8 @@ const (
 	minWindow = 30 * time.Second
 )
 
-// predictedLengths returns lengths with which a probe at the given rate has about probeRequests requests. With the Reset
-// protocol, a window never gets longer: the cache fills during the window, so a longer window would have another
+// predictedLengths returns lengths with which a probe at the given rate has at least probeRequests requests. With the
+// Reset protocol, a window never gets longer than the study's: the cache fills during the window, so a longer window would have another
 // capacity.
 func predictedLengths(l trial.Lengths, cache trial.Protocol, rate float64) trial.Lengths {
 	window := l.Window

@@ -28,10 +28,10 @@ func TestPredictedLengths(t *testing.T) {
 		window      time.Duration
 		minRequests int
 	}{
-		{trial.Carried, 2, 400 * time.Second, 800},
+		{trial.Primed, 2, 400 * time.Second, 800},
 		{trial.Steady, 0.5, 1600 * time.Second, 800},
-		{trial.Carried, 1000, minWindow, 800},
-		{trial.Carried, 0, 2 * time.Minute, 800},
+		{trial.Primed, 1000, minWindow, 800},
+		{trial.Steady, 0, 2 * time.Minute, 800},
 		{trial.Reset, 2, 2 * time.Minute, 300},
 		{trial.Reset, 20, 40 * time.Second, 300},
 	} {

@@ -120,8 +120,7 @@ func somePoints(t testing.TB, name string) string {
 	return text.String()
 }
 
-// The next point depends only on the seed, the number and the history. It does not depend on the process or on earlier
-// calls.
+// The next point depends only on the seed, the number and the history. It does not depend on the process.
 func TestNextIsReproducible(t *testing.T) {
 	if name := os.Getenv("SAMPLER_TEST_PRINT"); name != "" {
 		fmt.Print("BEGIN\n", somePoints(t, name), "END\n")
