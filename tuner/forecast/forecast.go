@@ -230,27 +230,26 @@ const (
 	maxFails = 5
 	// maxProbes bounds the probes of a point. The shape of the predictions needs no precision.
 	maxProbes = 12
-	// probeRequests is the least number of requests of a probe. It is larger than in the probes of a study, because simulated
-	// requests need no GPU. With the 300 requests of a study, three slow requests decide a p99, so chance ranks the
-	// points. More requests cost computing time.
+	// probeRequests is the least number of requests of a probe. It is larger than in the probes of a study, because
+	// simulated requests need no GPU. With the 300 requests of a study, three slow requests decide a p99, so chance ranks
+	// the points. More requests cost computing time.
 	probeRequests = 800
 	// minWindow is the shortest window. Most answers take less time.
 	minWindow = 30 * time.Second
 )
 
 // predictedLengths returns lengths with which a probe at the given rate has at least probeRequests requests. With the
-// Reset protocol, a window never gets longer than the study's: the cache fills during the window, so a longer window would have another
-// capacity.
-func predictedLengths(l trial.Lengths, cache trial.Protocol, rate float64) trial.Lengths {
-	window := l.Window
+// Reset protocol, a probe never gets longer than the study's: the cache fills during the window, so a longer window
+// would have another capacity.
+func predictedLengths(study trial.Lengths, cache trial.Protocol, rate float64) trial.Lengths {
+	l := study
+	l.MinRequests = probeRequests
 	if rate > 0 {
-		window = max(minWindow, time.Duration(probeRequests/rate*float64(time.Second)))
+		l.Window = max(minWindow, time.Duration(probeRequests/rate*float64(time.Second)))
 	}
 	if cache == trial.Reset {
-		l.Window, l.MinRequests = min(l.Window, window), min(l.MinRequests, probeRequests)
-		return l
+		l.Window, l.MinRequests = min(l.Window, study.Window), min(l.MinRequests, study.MinRequests)
 	}
-	l.Window, l.MinRequests = window, probeRequests
 	return l
 }
 
