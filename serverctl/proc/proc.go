@@ -40,9 +40,9 @@ const (
 	// outputGrace is how long to wait for the last output of a dead leader. We cannot wait for the end of the pipe,
 	// because a living process may hold it open.
 	outputGrace = 500 * time.Millisecond
-	// outputLimit is how long the writer may take for the last 64 KiB of the pipe. It is long, because a disk may be
-	// slow for a moment.
-	outputLimit = 10 * time.Second
+	// outputLimit is how long the writer may take for the last 64 KiB of the pipe. It is long, because a disk or a
+	// machine without free processors may be slow for a moment.
+	outputLimit = time.Minute
 	// pollEvery is the pause between two readings of /proc while we wait for processes. One reading of 200 processes
 	// takes about 2 ms.
 	pollEvery = 20 * time.Millisecond
