@@ -117,13 +117,16 @@ bench-search: ## Run whole studies, and the methods of other tools, on engines w
 bench-parity: vllm ## Compare each field of tuner bench with vllm bench serve VER: 15 to 25 minutes (BENCH_PARITY_REPEATS=n).
 	BENCH_PARITY=$(CURDIR)/docs/evidence/bench-parity.md go test -trimpath -tags 'vllm $(TAGS)' -run '^TestBenchParity$$/^$(VER)$$' -timeout 45m -count 1 -v ./cmd/tuner
 
-.PHONY: sim-fit test-real-time
+.PHONY: sim-fit test-real-time soak-real-time
 
 sim-fit: ## Compare the simulator with measured servers and write docs/simulator-fit.md.
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
 test-real-time: ## Run the tests for which the race detector is too slow: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
 	go test $$(go run ./.ci/realtimetests) -timeout 10m -count 1 -v
+
+soak-real-time: ## Run test-real-time with more seeds, kills and orders of moves: half an hour.
+	SOAK=1 go test $$(go run ./.ci/realtimetests) -timeout 2h -count 1 -v
 
 .PHONY: test-nfs soak-nfs
 
@@ -132,11 +135,6 @@ test-nfs: ## Run a study on real NFS, in emulated machines, through kills, netwo
 
 soak-nfs: ## Run test-nfs with 60 kills, 12 power cuts of each kind, and three cuts at each point of a commit: twenty minutes.
 	NFS_KILLS=60 NFS_POWER_CUTS=12 NFS_ROUNDS=3 go test -trimpath -tags 'nfs $(TAGS)' -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
-
-.PHONY: soak-fence
-
-soak-fence: ## Try every order of the moves of two owners with more pages than the ordinary test: one minute.
-	SOAK_FENCE=1 go test -run '^TestNothingAcknowledgedIsLost$$' -timeout 30m -count 1 -v ./studies/fence
 
 .PHONY: bench-cache
 

@@ -2,7 +2,10 @@
 // these tests without the race detector.
 package realtime
 
-import "testing"
+import (
+	"os"
+	"testing"
+)
 
 // Only lets the test t run without the race detector, and skips it under the race detector. The reason says why the
 // test would prove nothing there or take too long.
@@ -12,3 +15,15 @@ func Only(t testing.TB, reason string) {
 		t.Skip(reason + ": make test-real-time runs it without the race detector")
 	}
 }
+
+// Rounds returns how often a test repeats what it does, for example with how many seeds. `make soak-real-time` sets the
+// environment variable SOAK, and then it is the number long.
+func Rounds(ordinary, long int) int {
+	if Soak() {
+		return long
+	}
+	return ordinary
+}
+
+// Soak reports whether `make soak-real-time` runs the tests.
+func Soak() bool { return os.Getenv("SOAK") != "" }

@@ -45,10 +45,12 @@ func TestResumeEqualsNoInterruption(t *testing.T) {
 	resumesAfterKills(t, func(at, writes int, after bool) bool { return at == writes/2 && !after })
 }
 
-// TestResumeEqualsNoInterruptionAnywhere kills each study before every third write, and after the last one.
+// TestResumeEqualsNoInterruptionAnywhere kills each study before every sixth write (with SOAK before every write), and
+// after the last one.
 func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 	realtime.Only(t, "hundreds of studies")
-	resumesAfterKills(t, func(at, _ int, after bool) bool { return at%3 == 1 || after })
+	every := realtime.Rounds(6, 1)
+	resumesAfterKills(t, func(at, _ int, after bool) bool { return at%every == every/2 || after })
 }
 
 // resumesAfterKills kills studies before each write that the function selects. If the function selects the last write

@@ -171,7 +171,7 @@ func (v *victim) stored(t *testing.T) []studies.Trial {
 func TestKills(t *testing.T) {
 	realtime.Only(t, "hundreds of starts")
 	t.Parallel()
-	kills, seed := 20, uint64(time.Now().UnixNano())
+	kills, seed := 10, uint64(time.Now().UnixNano())
 	if n, err := strconv.Atoi(os.Getenv("TUNER_KILLS")); err == nil {
 		kills = n
 	}

@@ -30,7 +30,7 @@ import (
 // first.
 func TestALongStudy(t *testing.T) {
 	realtime.Only(t, "hundreds of trials")
-	trials := 100
+	trials := realtime.Rounds(50, 500)
 	if n, err := strconv.Atoi(os.Getenv("STORE_SCALE")); err == nil {
 		trials = n
 	}
@@ -148,7 +148,7 @@ func readerTimes(t *testing.T, dir, shownName string, code int) (text string) {
 	t.Helper()
 	for _, args := range [][]string{{"best", dir}, {"status", dir}, {"best", dir, "-o", "json"}, {"status", dir, "-o", "json"}, {"--version"}} {
 		var took []time.Duration
-		for range 9 {
+		for range realtime.Rounds(3, 9) {
 			began := time.Now()
 			cmd := exec.Command(tunerPath(t), args...)
 			out, err := cmd.Output()

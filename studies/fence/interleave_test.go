@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -395,7 +394,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 	setups := map[string]setup{
 		"two owners, page by page":             {long: true, values: []string{"a1"}, more: []string{"b1"}},
 		"two owners, more pages":               {long: true, soak: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
-		"two owners, more slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3", "a4"}, more: []string{"b1", "b2"}},
+		"two owners, more slots":               {long: true, soak: true, coarse: true, values: []string{"a1", "a2", "a3", "a4"}, more: []string{"b1", "b2"}},
 		"two owners and a crash, page by page": {long: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
 		"three owners":                         {long: true, coarse: true, third: true},
 		"two owners, many slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3"}, more: []string{"b1"}},
@@ -409,8 +408,8 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 			if s.long {
 				realtime.Only(t, "a minute each")
 			}
-			if s.soak && os.Getenv("SOAK_FENCE") == "" {
-				t.Skip("takes a minute; make soak-fence runs it")
+			if s.soak && !realtime.Soak() {
+				t.Skip("takes a minute; make soak-real-time runs it")
 			}
 			synctest.Test(t, func(t *testing.T) {
 				wrong, tried := explore(s.scenario())

@@ -288,7 +288,7 @@ func TestCapacityIsFound(t *testing.T) {
 			t.Errorf("%s: the truth is %.4g req/s and from other draws %.4g, want within 3 %%", name, truth.capacity, again.capacity)
 		}
 		s := study{world: w, truth: truth}
-		f, err := s.repeat(method{"ours", ours(searchLengths, 0)}, 0, 8)
+		f, err := s.repeat(method{"ours", ours(searchLengths, 0)}, 0, realtime.Rounds(4, 16))
 		if err != nil {
 			t.Fatal(err)
 		}

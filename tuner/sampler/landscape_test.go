@@ -334,7 +334,7 @@ func TestRegretAtTwoNoises(t *testing.T) {
 	realtime.Only(t, "runs hundreds of studies")
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
 		for _, noise := range []float64{0.03, 0.08} {
-			compareSamplers(t, on, 10, noiseModel{noise: noise}, "gp", "tpe", "random")
+			compareSamplers(t, on, realtime.Rounds(5, 20), noiseModel{noise: noise}, "gp", "tpe", "random")
 		}
 	}
 }

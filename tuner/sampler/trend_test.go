@@ -88,7 +88,7 @@ func TestATrendIsBelievedAsFarAsItIsTrue(t *testing.T) {
 	realtime.Only(t, "runs thirty studies")
 	for _, on := range []surface{inner(t), ridge(t)} {
 		var cold, warm, misled []float64
-		for seed := uint64(1); seed <= 5; seed++ {
+		for seed := uint64(1); seed <= uint64(realtime.Rounds(3, 10)); seed++ {
 			similar := predictions(t, on, seed, func(u []float64, truth float64) float64 {
 				return 3 * math.Pow(truth, 0.7) * math.Exp(0.1*math.Sin(7*u[0]+5*u[1]))
 			})
