@@ -34,12 +34,19 @@ func TestNFS(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	kills, cuts, rounds := fromEnv(t, "NFS_KILLS", 6), fromEnv(t, "NFS_POWER_CUTS", 1), fromEnv(t, "NFS_ROUNDS", 1)
+	cutOffs := 8 // scenarios of a round of cutoff.sh
+	if testing.Short() {
+		kills, cutOffs = 3, 6
+	}
 	often := []string{"--env", fmt.Sprint("KILLS=", kills), "--env", fmt.Sprint("CRASHES=", cuts), "--env", fmt.Sprint("ROUNDS=", rounds)}
+	if testing.Short() {
+		often = append(often, "--env", "SHORT=yes")
+	}
 	for _, tt := range []struct {
 		name, script string
 		scenarios    int
 	}{
-		{"cut off in mid-commit, with plain SQLite and with a study", "cutoff.sh", 8 * rounds},
+		{"cut off in mid-commit, with plain SQLite and with a study", "cutoff.sh", cutOffs * rounds},
 		{"restarted, cut off, killed", "life.sh", 7},
 		{"a disk that is full, and one that was restored", "disk.sh", 4},
 	} {
