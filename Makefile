@@ -122,8 +122,8 @@ bench-parity: vllm ## Compare each field of tuner bench with vllm bench serve VE
 sim-fit: ## Compare the simulator with measured servers and write docs/simulator-fit.md.
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
-test-real-time: ## Run the tests for which the race detector is too slow: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study.
-	go test $$(go run ./.ci/realtimetests) -timeout 10m -count 1 -v
+test-real-time: ## Run the tests for which the race detector is too slow: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study (SHORT=-short: without the longest).
+	go test $$(go run ./.ci/realtimetests) -timeout 10m -count 1 -v $(SHORT)
 
 soak-real-time: ## Run test-real-time with more seeds, kills and orders of moves: half an hour.
 	SOAK=1 go test $$(go run ./.ci/realtimetests) -timeout 2h -count 1 -v

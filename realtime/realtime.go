@@ -16,6 +16,16 @@ func Only(t testing.TB, reason string) {
 	}
 }
 
+// Long is Only for a test of which the ordinary tests have a smaller form. With -short, as CI runs the tests of this
+// package, it skips the test.
+func Long(t testing.TB, reason string) {
+	t.Helper()
+	Only(t, reason)
+	if testing.Short() {
+		t.Skip(reason + ": make test-real-time runs it")
+	}
+}
+
 // Rounds returns how often a test repeats what it does, for example with how many seeds. `make soak-real-time` sets the
 // environment variable SOAK, and then it is the number long.
 func Rounds(ordinary, long int) int {

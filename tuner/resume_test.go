@@ -48,7 +48,7 @@ func TestResumeEqualsNoInterruption(t *testing.T) {
 // TestResumeEqualsNoInterruptionAnywhere kills each study before every sixth write (with SOAK before every write), and
 // after the last one.
 func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
-	realtime.Only(t, "hundreds of studies")
+	realtime.Long(t, "hundreds of studies")
 	every := realtime.Rounds(6, 1)
 	resumesAfterKills(t, func(at, _ int, after bool) bool { return at%every == every/2 || after })
 }

@@ -1,6 +1,6 @@
 // Command realtimetests prints arguments for go test: -run with a regular expression, and packages. They select exactly
-// the tests that call realtime.Only, because these tests are skipped under the race detector. The command reads the
-// test files below the working directory.
+// the tests that call realtime.Only or realtime.Long, because these tests are skipped under the race detector. The
+// command reads the test files below the working directory.
 package main
 
 import (
@@ -24,8 +24,8 @@ func main() {
 	fmt.Printf("-run ^(%s)$ %s\n", strings.Join(tests, "|"), strings.Join(packages, " "))
 }
 
-// find returns the sorted names of the tests below root that call realtime.Only, and their packages as ./path. It
-// returns an error if no test calls realtime.Only, or if a function that is not a test calls it.
+// find returns the sorted names of the tests below root that call realtime.Only or realtime.Long, and their packages as
+// ./path. It returns an error if no test calls one of them, or if a function that is not a test calls one.
 func find(root string) (tests, packages []string, err error) {
 	err = filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
 		if err != nil || !strings.HasSuffix(path, "_test.go") {
@@ -46,7 +46,7 @@ func find(root string) (tests, packages []string, err error) {
 	return slices.Compact(tests), slices.Compact(packages), err
 }
 
-// callers returns the tests of a file that call realtime.Only.
+// callers returns the tests of a file that call realtime.Only or realtime.Long.
 func callers(path string) (names []string, err error) {
 	file, err := parser.ParseFile(token.NewFileSet(), path, nil, 0)
 	if err != nil {
@@ -54,7 +54,7 @@ func callers(path string) (names []string, err error) {
 	}
 	for _, decl := range file.Decls {
 		function, ok := decl.(*ast.FuncDecl)
-		if !ok || !callsOnly(function) {
+		if !ok || !callsRealtime(function) {
 			continue
 		}
 		name := function.Name.Name
@@ -66,9 +66,9 @@ func callers(path string) (names []string, err error) {
 	return names, nil
 }
 
-func callsOnly(function *ast.FuncDecl) (calls bool) {
+func callsRealtime(function *ast.FuncDecl) (calls bool) {
 	ast.Inspect(function, func(node ast.Node) bool {
-		if call, ok := node.(*ast.SelectorExpr); ok && call.Sel.Name == "Only" {
+		if call, ok := node.(*ast.SelectorExpr); ok && (call.Sel.Name == "Only" || call.Sel.Name == "Long") {
 			pkg, ok := call.X.(*ast.Ident)
 			calls = calls || ok && pkg.Name == "realtime"
 		}

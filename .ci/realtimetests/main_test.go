@@ -24,7 +24,7 @@ func TestFind(t *testing.T) {
 func TestLong(t *testing.T) { t.Run("row", func(t *testing.T) { realtime.Only(t, "an hour") }) }
 func TestShort(t *testing.T) { other.Only(t) }
 `)
-	write(t, root+"/a/a_test.go", "package a\nfunc TestClock(t *testing.T) { realtime.Only(t, \"a clock\") }\n")
+	write(t, root+"/a/a_test.go", "package a\nfunc TestClock(t *testing.T) { realtime.Long(t, \"a clock\") }\n")
 	write(t, root+"/a/a.go", "package a\nfunc TestNot(t *testing.T) { realtime.Only(t, \"no test file\") }\n")
 	tests, packages, err := find(root)
 	if err != nil || !slices.Equal(tests, []string{"TestClock", "TestLong"}) || !slices.Equal(packages, []string{"./a", "./b"}) {

@@ -169,7 +169,7 @@ func (v *victim) stored(t *testing.T) []studies.Trial {
 // A tuner that is killed repeatedly, at random moments, loses no probe that it printed, and finds the same answer.
 // TUNER_KILLS is the number of kills; TUNER_KILL_SEED seeds their moments.
 func TestKills(t *testing.T) {
-	realtime.Only(t, "hundreds of starts")
+	realtime.Long(t, "hundreds of starts")
 	t.Parallel()
 	kills, seed := 10, uint64(time.Now().UnixNano())
 	if n, err := strconv.Atoi(os.Getenv("TUNER_KILLS")); err == nil {

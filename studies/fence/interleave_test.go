@@ -339,6 +339,7 @@ type setup struct {
 	without  []string // steps that the takeovers leave out
 	mistakes mistakes // mistakes that both owners make
 	long     bool     // the test takes a minute under the race detector
+	veryLong bool     // the test takes half a minute even without the race detector; -short skips it
 	soak     bool     // the test takes a minute even without the race detector
 	prunes   bool     // see actor.prunes
 
@@ -395,7 +396,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		"two owners, page by page":             {long: true, values: []string{"a1"}, more: []string{"b1"}},
 		"two owners, more pages":               {long: true, soak: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
 		"two owners, more slots":               {long: true, soak: true, coarse: true, values: []string{"a1", "a2", "a3", "a4"}, more: []string{"b1", "b2"}},
-		"two owners and a crash, page by page": {long: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
+		"two owners and a crash, page by page": {long: true, veryLong: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
 		"three owners":                         {long: true, coarse: true, third: true},
 		"two owners, many slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3"}, more: []string{"b1"}},
 		"two owners, few slots":                {coarse: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
@@ -407,6 +408,9 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			if s.long {
 				realtime.Only(t, "a minute each")
+			}
+			if s.veryLong {
+				realtime.Long(t, "half a minute")
 			}
 			if s.soak && !realtime.Soak() {
 				t.Skip("takes a minute; make soak-real-time runs it")

@@ -164,7 +164,7 @@ func TestSearches(t *testing.T) {
 }
 
 func TestSearchesOfManySeeds(t *testing.T) {
-	realtime.Only(t, "hundreds of searches")
+	realtime.Long(t, "hundreds of searches")
 	for _, p := range properties {
 		t.Run(p.name, func(t *testing.T) { p.holds(t, p.many*uint64(realtime.Rounds(1, 5))) })
 	}

@@ -272,7 +272,7 @@ func writePage(t *testing.T, file, text string) {
 // A true capacity that is measured with little effort hardly depends on the draws, and each of our searches ends near
 // that capacity.
 func TestCapacityIsFound(t *testing.T) {
-	realtime.Only(t, "simulates half a million requests")
+	realtime.Long(t, "simulates half a million requests")
 	for _, name := range []string{"small-seqs16", "small-tpot"} {
 		w := named(t, name)
 		little := effort{stretch{5000, 300 * time.Second}, 6, 6, 0}

@@ -122,7 +122,7 @@ func change(t *testing.T, r *Result, path string) Change {
 // The fit must find the known constants within two standard errors. The new profile must also predict rates and flags
 // that were not in the study.
 func TestFitFindsAChangedServer(t *testing.T) {
-	realtime.Only(t, "simulates twelve probes of each config")
+	realtime.Long(t, "simulates twelve probes of each config")
 	truth, r := changed(t), runner(t, 150)
 	got := calibrated(t, truth, r, configs, 3, 12, 30, 50)
 	known := 0

@@ -331,7 +331,7 @@ func TestGPRegret(t *testing.T) {
 
 // TestRegretAtTwoNoises is TestRegret with gp, and with more noise.
 func TestRegretAtTwoNoises(t *testing.T) {
-	realtime.Only(t, "runs hundreds of studies")
+	realtime.Long(t, "runs hundreds of studies")
 	for _, on := range []surface{h200(t), inner(t), mixed(t)} {
 		for _, noise := range []float64{0.03, 0.08} {
 			compareSamplers(t, on, realtime.Rounds(5, 20), noiseModel{noise: noise}, "gp", "tpe", "random")

@@ -85,7 +85,7 @@ func meanOf(values []float64) (sum float64) {
 // Priors with the right shape help, even where their level is wrong and they flatten the differences. Priors that are
 // shuffled cost little.
 func TestATrendIsBelievedAsFarAsItIsTrue(t *testing.T) {
-	realtime.Only(t, "runs thirty studies")
+	realtime.Long(t, "runs thirty studies")
 	for _, on := range []surface{inner(t), ridge(t)} {
 		var cold, warm, misled []float64
 		for seed := uint64(1); seed <= uint64(realtime.Rounds(3, 10)); seed++ {
