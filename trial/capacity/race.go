@@ -32,8 +32,10 @@ const (
 	enoughForLoser  = 2
 	enoughForWinner = 3
 	raceStdErr      = 0.03
-	// raceUp is the smallest factor by which a race raises the rate after a pass.
+	// raceUp is the smallest factor by which a race raises the rate after its first two passes.
 	raceUp = 1.1
+	// maxAscent is the largest factor by which a race raises the rate without an estimate that promises more.
+	maxAscent = 1.5
 	// A race looks for the failing end of its bracket at raceOver times the estimated rate.
 	raceOver = 1.06
 	// minRaceStdErr is the smallest standard error of a comparison. A comparison cancels the errors that both
@@ -258,7 +260,7 @@ func (l *searchState) nextOfRace() (rate float64, why string, lost bool) {
 func (l *searchState) nextBlind() (rate float64, why string) {
 	switch {
 	case l.high == nil:
-		return l.upward(l.low.Rate * raceUp)
+		return l.upward(l.low.Rate * l.ascent())
 	case l.low == nil:
 		return l.downward(l.high.Rate / maxDescent)
 	}
@@ -270,7 +272,8 @@ func (l *searchState) nextBlind() (rate float64, why string) {
 func (l *searchState) nextNear(boundary float64, enough bool) (rate float64, why string) {
 	switch {
 	case l.high == nil:
-		return l.upward(min(max(raceOver*boundary, raceUp*l.low.Rate), maxDescent*l.low.Rate))
+		up := l.ascent()
+		return l.upward(min(max(raceOver*boundary, up*l.low.Rate), max(up, maxDescent)*l.low.Rate))
 	case l.low == nil:
 		return l.downward(max(min(boundary, l.high.Rate/raceAbove), l.high.Rate/maxDescent))
 	case l.high.Rate/l.low.Rate-1 > l.Tolerance+1e-9:
@@ -279,6 +282,13 @@ func (l *searchState) nextNear(boundary float64, enough bool) (rate float64, why
 		return l.round(boundary * sharpenAt[len(l.steps)%len(sharpenAt)]), ""
 	}
 	return 0, "bracketed"
+}
+
+// ascent returns the smallest factor by which a race that has passed every rate so far raises the rate. It grows with
+// each pass after the second: such a server carries far more than the best, and the boundary that the best server's
+// headrooms promise is too low.
+func (l *searchState) ascent() float64 {
+	return min(maxAscent, math.Pow(raceUp, math.Exp2(float64(max(0, len(l.steps)-2)))))
 }
 
 // upward and downward return the rate, rounded to three digits. If no further rate may be probed, they return why.
