@@ -1,7 +1,11 @@
 package tuner
 
 import (
+	"slices"
+
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
+	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
 
@@ -14,12 +18,22 @@ var presets = []map[string]string{
 	{"gpu-memory-utilization": "0.95", "max-num-seqs": "128", "max-num-batched-tokens": "8192", space.SpeculativeTokens: "3"},
 }
 
+// smallPreset follows if a preset ran out of memory. Without it, the first servers of a search on a small GPU may all
+// fail, and then the search stays where memory suffices but the KV cache is small.
+var smallPreset = map[string]string{
+	"gpu-memory-utilization": "0.92", "max-num-seqs": "64", "max-num-batched-tokens": "2048", space.SpeculativeTokens: "0",
+}
+
 // untriedPreset returns a preset that was not measured yet, or nil.
 func (s *Study) untriedPreset(study studies.Study) space.Point {
 	if !s.Presets {
 		return nil
 	}
-	for _, p := range presetPoints(s.Space) {
+	points := presetPoints(s.Space, presets)
+	if slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.Origin == studies.Preset && ranOutOfMemory(t.Result) }) {
+		points = append(points, presetPoints(s.Space, []map[string]string{smallPreset})...)
+	}
+	for _, p := range points {
 		if !isMeasured(study, p) {
 			return p
 		}
@@ -27,10 +41,13 @@ func (s *Study) untriedPreset(study studies.Study) space.Point {
 	return nil
 }
 
-// presetPoints returns the presets as points of a space. A point has those flags of its preset that are searched, each
-// with the nearest legal value. A preset is left out if none of its flags is searched, or if its point breaks a
-// constraint.
-func presetPoints(s *space.Space) (points []space.Point) {
+func ranOutOfMemory(r trial.Result) bool {
+	return r.Outcome == trial.Infeasible && (r.Class == serverctl.OOMStart || r.Class == serverctl.OOMLoad)
+}
+
+// presetPoints returns presets as points of a space. A point has those flags of its preset that are searched, each with
+// the nearest legal value. A preset is left out if none of its flags is searched, or if its point breaks a constraint.
+func presetPoints(s *space.Space, presets []map[string]string) (points []space.Point) {
 	for _, preset := range presets {
 		p := space.Point{}
 		for name, value := range preset {

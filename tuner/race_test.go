@@ -137,13 +137,39 @@ func TestPresetsFitTheSpace(t *testing.T) {
 			t.Fatal(err)
 		}
 		var got []string
-		for _, p := range presetPoints(s) {
+		for _, p := range presetPoints(s, presets) {
 			if name := p.String(); !slices.Contains(got, name) {
 				got = append(got, name)
 			}
 		}
 		if !slices.Equal(got, row.want) {
 			t.Errorf("%s: presets %v, want %v", row.name, got, row.want)
+		}
+	}
+}
+
+// If a preset runs out of memory, a smaller one follows. If it runs, or fails otherwise, none does.
+func TestASmallPresetFollowsOneThatRanOutOfMemory(t *testing.T) {
+	of, err := space.New([]space.Parameter{
+		{Name: "gpu-memory-utilization", Kind: space.Float, Min: 0.5, Max: 0.97, Step: 0.01},
+		{Name: "max-num-batched-tokens", Kind: space.Int, Min: 512, Max: 32768, Log: true},
+	}, nil, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Study{Space: of, Presets: true}
+	first := s.untriedPreset(studies.Study{})
+	for want, result := range map[string]trial.Result{
+		"gpu-memory-utilization=0.92 max-num-batched-tokens=2048": {Outcome: trial.Infeasible, Class: serverctl.OOMStart},
+		"": {Outcome: trial.Measured},
+	} {
+		tried := studies.Trial{Number: 1, Origin: studies.Preset, State: studies.Done, Point: first, Result: result}
+		second := s.untriedPreset(studies.Study{Trials: []studies.Trial{tried}})
+		if second.String() != want {
+			t.Errorf("after a preset that ended %s (%s), the next is %q, want %q", result.Outcome, result.Class, second, want)
+		}
+		if tried.Point = second; second != nil && s.untriedPreset(studies.Study{Trials: []studies.Trial{{Origin: studies.Preset, Point: first, Result: result}, tried}}) != nil {
+			t.Error("a third preset follows")
 		}
 	}
 }

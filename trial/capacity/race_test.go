@@ -64,7 +64,8 @@ func TestARaceSpendsLittleOnLosers(t *testing.T) {
 		{"a tenth worse", 0.9, 1.6, false},
 		{"as good", 1, 3.5, false},
 		{"a tenth better", 1.1, 5, true},
-		{"twice as good", 2, 9, true},
+		{"twice as good", 2, 7, true},
+		{"six times as good", 6, 11, true},
 	} {
 		const seeds = 40
 		probes, won, off := 0, 0, 0.0

@@ -99,7 +99,7 @@ func (f *Forecaster) Priors(ctx context.Context, study studies.Study) ([]studies
 type Forecast struct {
 	Profile string          // name of the profile that was scaled
 	Misfit  float64         // root mean square of ln(predicted / measured) over the figures of the measured probes
-	Trials  []studies.Trial // each has Point, Args and Result.Capacity; points that do not start in the simulator are left out
+	Trials  []studies.Trial // each has Point, Args and Result.Capacity with Misfit as RatioErr; points that do not start in the simulator are left out
 }
 
 // Predict scales each profile to the study's measured trials, and predicts with the profile that agrees best with them.
@@ -127,7 +127,13 @@ func (f *Forecaster) Predict(ctx context.Context, study studies.Study) (Forecast
 		return Forecast{}, err
 	}
 	trials, err := f.capacities(ctx, best.Profile, all, highestRate(study))
-	return Forecast{from.Name, best.Misfit, f.withPlainBest(trials)}, err
+	if err != nil {
+		return Forecast{}, err
+	}
+	for i := range trials {
+		trials[i].Result.Capacity.RatioErr = best.Misfit
+	}
+	return Forecast{from.Name, best.Misfit, f.withPlainBest(trials)}, nil
 }
 
 // withPlainBest puts the best predicted point, without its environment variables, before the other points. The

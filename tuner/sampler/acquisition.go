@@ -31,8 +31,8 @@ type belief struct {
 	trainingSet
 	processes []*process // one for each drawn vector of hyperparameters
 	best      []float64  // for each process, the highest mean at a measured point
-	feasible  *process   // nil while no point was infeasible
-	boldness  float64    // factor by which the standard deviations are multiplied
+	feasible  feasibility
+	boldness  float64 // factor by which the standard deviations are multiplied
 }
 
 // newBelief fits the model. It needs at least minValues values.
@@ -43,7 +43,7 @@ func newBelief(s *space.Space, l trainingSet, rng *rand.Rand) *belief {
 // newBeliefOf fits the model with n vectors of hyperparameters.
 func newBeliefOf(n int, s *space.Space, l trainingSet, rng *rand.Rand) *belief {
 	b := &belief{trainingSet: l, boldness: 1}
-	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread, centres: l.centres()}
+	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread, centres: l.centres(), misfit: l.misfit()}
 	measured := l.own // priors were not measured here, so this study may still improve up to their capacities
 	if len(measured) == 0 {
 		measured = rowsOf(l.values)
@@ -55,7 +55,7 @@ func newBeliefOf(n int, s *space.Space, l trainingSet, rng *rand.Rand) *belief {
 		b.best = append(b.best, slices.Max(means))
 		b.processes = append(b.processes, p.believe(l.pending))
 	}
-	b.feasible = newFeasibility(h.dimensions, l)
+	b.feasible = newFeasibility(h.dimensions, l.labels)
 	return b
 }
 
@@ -73,36 +73,6 @@ func (p *process) believe(points []row) *process {
 	return condition(p.kernel, data)
 }
 
-// newFeasibility returns a model of which points run: a process that is above 0 at these points. A crash needs no
-// precise model, so the hyperparameters of this process are fixed. The linear part extends the border between points
-// that run and points that fail over the whole space.
-func newFeasibility(dimensions []dimension, l trainingSet) *process {
-	if l.failed == 0 {
-		return nil
-	}
-	k := kernel{dimensions: dimensions, mean: 1, signal: 1, constant: 1, linear: 9}
-	for range dimensions {
-		k.inverse, k.alike = append(k.inverse, 1/0.5), append(k.alike, 0.7)
-	}
-	return fitBounds(k, slices.Clone(l.labels), 8)
-}
-
-// runProbabilities returns the probability that a server runs, for each row.
-func (b *belief) runProbabilities(rows []row) []float64 {
-	all := make([]float64, len(rows))
-	for i := range all {
-		all[i] = 1
-	}
-	if b.feasible == nil {
-		return all
-	}
-	means, variances := b.feasible.predict(rows)
-	for i := range all {
-		all[i] = distuv.UnitNormal.CDF(means[i] / math.Sqrt(1+variances[i]))
-	}
-	return all
-}
-
 // judge gives the candidates their gains and scores. The improvement of a candidate is measured from the best mean at a
 // measured point. It is averaged over the drawn hyperparameters. A point that does not run costs only its start.
 func (b *belief) judge(all []candidate) {
@@ -116,7 +86,7 @@ func (b *belief) judge(all []candidate) {
 			all[j].gain = addLog(all[j].gain, logImprovement(means[j]-b.best[i], b.boldness*math.Sqrt(variances[j])))
 		}
 	}
-	for i, runs := range b.runProbabilities(rows) {
+	for i, runs := range b.feasible.runProbabilities(rows) {
 		all[i].gain += math.Log(runs) - math.Log(float64(max(1, len(b.processes))))
 		if len(b.processes) == 0 { // the model only knows which points do not run
 			all[i].gain = math.Log(runs)

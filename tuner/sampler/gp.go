@@ -127,7 +127,7 @@ func (g *GP) believe(number int, l trainingSet) *belief {
 	if len(l.values) >= l.minValues() {
 		return newBelief(g.space, l, stream(g.seed, "gp", number))
 	}
-	return &belief{trainingSet: l, feasible: newFeasibility(dimensions(g.space, l.rows()), l)}
+	return &belief{trainingSet: l, feasible: newFeasibility(dimensions(g.space, l.rows()), l.labels)}
 }
 
 // Recommend returns the numbers of the n best measured trials, the best first. It ranks the trials by the capacities

@@ -300,9 +300,34 @@ func TestFeasibilityIsLearned(t *testing.T) {
 		}
 	}
 	b := newBelief(s, learn(s, 5, history), stream(1, "test", 0))
-	runs := b.runProbabilities([]row{rowOf(s, utilization("0.3")), rowOf(s, utilization("0.7")), rowOf(s, utilization("0.99"))})
+	runs := b.feasible.runProbabilities([]row{rowOf(s, utilization("0.3")), rowOf(s, utilization("0.7")), rowOf(s, utilization("0.99"))})
 	if !(runs[0] > 0.8 && runs[0] > runs[1] && runs[1] > runs[2] && runs[2] < 0.3) {
 		t.Errorf("0.3, 0.7 and 0.99 run with probabilities %.2f; 0.85 failed", runs)
+	}
+}
+
+// A neighbour of a point that failed probably fails too. A point lacks KV memory for another reason than memory: between
+// the two, points run.
+func TestWhatAPointLackedHasABorderOfItsOwn(t *testing.T) {
+	s := oneNumber(t)
+	var history []studies.Trial
+	for n, row := range []struct {
+		text  string
+		class serverctl.Class
+	}{{"0.5", ""}, {"0.6", ""}, {"0.3", serverctl.KVTooSmall}, {"0.8", serverctl.OOMStart}} {
+		history = append(history, measuredTrial(n, utilization(row.text), 1))
+		if row.class != "" {
+			history[n].Result = trial.Result{Outcome: trial.Infeasible, Class: row.class}
+		}
+	}
+	b := newBelief(s, learn(s, 5, history), stream(1, "test", 0))
+	if len(b.feasible) != 2 {
+		t.Fatalf("%d models, want one for memory and one for KV memory", len(b.feasible))
+	}
+	for text, runs := range map[string]bool{"0.1": false, "0.29": false, "0.55": true, "0.81": false, "0.95": false} {
+		if p := b.feasible.runProbabilities([]row{rowOf(s, utilization(text))})[0]; p > 0.3 && !runs || p < 0.8 && runs {
+			t.Errorf("%s runs with a probability of %.2f; 0.5 and 0.6 ran, 0.3 and 0.8 failed", text, p)
+		}
 	}
 }
 

@@ -14,6 +14,7 @@ type hyperprior struct {
 	mean       float64   // prior mean of the function
 	spread     float64   // spread of the values, ln units
 	centres    []float64 // mean of each trend at the measured points
+	misfit     float64   // smallest misfit of the trends, ln units
 }
 
 const (
@@ -75,7 +76,7 @@ func (h *hyperprior) unexplained(k kernel, data []datum) float64 {
 	if len(h.centres) == 0 {
 		return h.spread
 	}
-	sum, n := restTrust*squared(priorRest), float64(restTrust)
+	sum, n := restTrust*(squared(priorRest)+squared(h.misfit)), float64(restTrust)
 	for _, d := range data {
 		if d.side == exact {
 			sum, n = sum+squared(d.value-k.meanAt(d.row)), n+1

@@ -39,7 +39,7 @@ func (m *Model) Values() int { return len(m.belief.values) }
 
 // Runs returns the probability that the server runs, for each point.
 func (m *Model) Runs(points []space.Point) []float64 {
-	return m.belief.runProbabilities(m.rows(points))
+	return m.belief.feasible.runProbabilities(m.rows(points))
 }
 
 // Draw returns at least n functions that may be the true capacity. All are equally likely. Each function is given by

@@ -27,7 +27,7 @@ const (
 type trainingSet struct {
 	values  []datum // ln capacities and bounds of them
 	trials  []int   // for each value, the index of its trial in the history
-	labels  []datum // feasible points as lower bounds of 0, infeasible points as upper bounds
+	labels  []label // which points run
 	own     []row   // measured points of the study itself
 	pending []row   // points of trials that run now
 	failed  int     // number of infeasible trials
@@ -55,10 +55,8 @@ func learn(s *space.Space, number int, history []studies.Trial) trainingSet {
 			continue
 		}
 		r := l.row(s, p)
-		label := datum{row: r, side: above, variance: 1}
 		switch t.Result.Outcome {
 		case trial.Infeasible:
-			label.side = below
 			l.failed++
 		case trial.Measured, trial.Dropped:
 			if d, ok := valueOf(t); ok {
@@ -71,7 +69,7 @@ func learn(s *space.Space, number int, history []studies.Trial) trainingSet {
 		default:
 			continue
 		}
-		l.labels = append(l.labels, label)
+		l.labels = append(l.labels, label{r, wantOf(t)})
 	}
 	l.boundDropped(s, history)
 	l.standardise()
@@ -81,7 +79,7 @@ func learn(s *space.Space, number int, history []studies.Trial) trainingSet {
 
 // rows returns all rows that the model uses.
 func (l *trainingSet) rows() []row {
-	return slices.Concat(rowsOf(l.values), rowsOf(l.labels), l.pending)
+	return slices.Concat(rowsOf(l.values), lo.Map(l.labels, func(one label, _ int) row { return one.row }), l.pending)
 }
 
 func rowsOf(data []datum) []row {
@@ -170,9 +168,6 @@ func (l *trainingSet) standardise() {
 		if d.side == exact {
 			values = append(values, d.value)
 		}
-	}
-	for i := range l.labels {
-		l.labels[i].siteVariance = vagueVariance
 	}
 	if len(values) == 0 {
 		for _, d := range l.values {

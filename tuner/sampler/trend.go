@@ -1,6 +1,7 @@
 package sampler
 
 import (
+	"math"
 	"slices"
 
 	"vllmtuner/studies"
@@ -23,6 +24,7 @@ type trend struct {
 	belief *belief
 	best   []space.Point // best points of the source
 	centre float64       // mean of the trend over the study's measured values, without bounds; ln units
+	misfit float64       // how far the source misses what the study has measured, ln units; 0 if it is not known
 }
 
 // trends returns a trend for each source with enough priors that have a capacity. Predictions of the simulator need
@@ -39,19 +41,22 @@ func trends(s *space.Space, history []studies.Trial) (all []trend) {
 		}
 		// A prior has a negative number, and may be predicted. The belief of a trend treats the trials of its source as its
 		// own, so they get other numbers.
+		if t.Predicted() {
+			t.Result.Capacity.RatioErr = 0 // the misfit, which all predictions share
+		}
 		t.Number, t.PredictedFor = len(priors[t.Source]), 0
 		priors[t.Source] = append(priors[t.Source], t)
 	}
 	for i, source := range sources {
-		least := minTrend
-		if history[slices.IndexFunc(history, func(t studies.Trial) bool { return t.Source == source })].Predicted() {
-			least = minPredicted
+		least, misfit := minTrend, 0.0
+		if first := history[slices.IndexFunc(history, func(t studies.Trial) bool { return t.Source == source })]; first.Predicted() {
+			least, misfit = minPredicted, first.Result.Capacity.RatioErr
 		}
 		l := learn(s, -1, priors[source])
 		if len(l.values) < least {
 			continue
 		}
-		one := trend{source: source, belief: newBelief(s, l, stream(uint64(i), "trend", len(l.values)))}
+		one := trend{source: source, misfit: misfit, belief: newBelief(s, l, stream(uint64(i), "trend", len(l.values)))}
 		one.best = one.belief.bestPoints(priors[source], 5)
 		all = append(all, one)
 	}
@@ -92,6 +97,15 @@ func (l *trainingSet) centres() (all []float64) {
 		all = append(all, t.centre)
 	}
 	return all
+}
+
+// misfit returns the smallest misfit of the trends.
+func (l *trainingSet) misfit() float64 {
+	least := math.Inf(1)
+	for _, t := range l.trends {
+		least = min(least, t.misfit)
+	}
+	return least
 }
 
 // row returns a point as a row, with the value of each trend at the point.

@@ -88,7 +88,7 @@ func TestATrendIsBelievedAsFarAsItIsTrue(t *testing.T) {
 	realtime.Long(t, "runs thirty studies")
 	for _, on := range []surface{inner(t), ridge(t)} {
 		var cold, warm, misled []float64
-		for seed := uint64(1); seed <= uint64(realtime.Rounds(3, 10)); seed++ {
+		for seed := uint64(1); seed <= uint64(realtime.Rounds(5, 10)); seed++ {
 			similar := predictions(t, on, seed, func(u []float64, truth float64) float64 {
 				return 3 * math.Pow(truth, 0.7) * math.Exp(0.1*math.Sin(7*u[0]+5*u[1]))
 			})
@@ -127,6 +127,24 @@ func TestATrendHasAShapeAndNoLevel(t *testing.T) {
 		if math.Abs(means[0]) > 0.15 || means[1] > -0.3 {
 			t.Errorf("level %g: ln capacities of %.2f and %.2f, want about 0 and far below", level, means[0], means[1])
 		}
+	}
+}
+
+// A prediction that misses what was measured says less about the other points.
+func TestAMisfitMakesATrendLessSure(t *testing.T) {
+	on := inner(t)
+	other := space.Point{"gpu-memory-utilization": "0.6", "max-num-seqs": "16", "max-num-batched-tokens": "16384", "num-speculative-tokens": "5"}
+	doubt := func(misfit float64) float64 {
+		history := predictions(t, on, 1, func(_ []float64, truth float64) float64 { return truth })
+		for i := range history {
+			history[i].PredictedFor, history[i].Result.Capacity.RatioErr = 1, misfit
+		}
+		l := learn(on.space, 1, append(history, measuredTrial(0, on.first, 1)))
+		_, variances := newBelief(on.space, l, stream(1, "test", 0)).processes[0].predict([]row{l.row(on.space, other)})
+		return math.Sqrt(variances[0])
+	}
+	if sure, unsure := doubt(0.02), doubt(0.2); unsure < 1.3*sure {
+		t.Errorf("ln capacities have errors of %.3f with a misfit of 2 %%, and %.3f with 20 %%; want a clearly larger one", sure, unsure)
 	}
 }
 
