@@ -126,7 +126,7 @@ test-real-time: ## Run the tests for which the race detector is too slow: real t
 	go test $$(go run ./.ci/realtimetests) -timeout 10m -count 1 -v $(SHORT)
 
 soak-real-time: ## Run test-real-time with more seeds, kills and orders of moves: half an hour.
-	SOAK=1 go test $$(go run ./.ci/realtimetests) -timeout 2h -count 1 -v
+	SOAK_REAL_TIME=1 go test $$(go run ./.ci/realtimetests) -timeout 2h -count 1 -v
 
 .PHONY: test-nfs soak-nfs
 

@@ -27,7 +27,7 @@ func Long(t testing.TB, reason string) {
 }
 
 // Rounds returns how often a test repeats what it does, for example with how many seeds. `make soak-real-time` sets the
-// environment variable SOAK, and then it is the number long.
+// environment variable SOAK_REAL_TIME, and then it is the number long.
 func Rounds(ordinary, long int) int {
 	if Soak() {
 		return long
@@ -36,4 +36,4 @@ func Rounds(ordinary, long int) int {
 }
 
 // Soak reports whether `make soak-real-time` runs the tests.
-func Soak() bool { return os.Getenv("SOAK") != "" }
+func Soak() bool { return os.Getenv("SOAK_REAL_TIME") != "" }

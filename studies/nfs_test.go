@@ -33,11 +33,11 @@ func TestNFS(t *testing.T) {
 	if out, err := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-tags", "netgo osusergo sqlite_omit_load_extension", "-o", command, "vllmtuner/cmd/tuner").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	kills, cuts, rounds := fromEnv(t, "NFS_KILLS", 6), fromEnv(t, "NFS_POWER_CUTS", 1), fromEnv(t, "NFS_ROUNDS", 1)
-	cutOffs := 8 // scenarios of a round of cutoff.sh
+	usualKills, cutOffs := 6, 8 // cutOffs is the number of scenarios of a round of cutoff.sh
 	if testing.Short() {
-		kills, cutOffs = 3, 6
+		usualKills, cutOffs = 3, 6
 	}
+	kills, cuts, rounds := fromEnv(t, "NFS_KILLS", usualKills), fromEnv(t, "NFS_POWER_CUTS", 1), fromEnv(t, "NFS_ROUNDS", 1)
 	often := []string{"--env", fmt.Sprint("KILLS=", kills), "--env", fmt.Sprint("CRASHES=", cuts), "--env", fmt.Sprint("ROUNDS=", rounds)}
 	if testing.Short() {
 		often = append(often, "--env", "SHORT=yes")

@@ -3,6 +3,8 @@ package tuner
 import (
 	"slices"
 
+	"github.com/samber/lo"
+
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
@@ -18,7 +20,7 @@ var presets = []map[string]string{
 	{"gpu-memory-utilization": "0.95", "max-num-seqs": "128", "max-num-batched-tokens": "8192", space.SpeculativeTokens: "3"},
 }
 
-// smallPreset follows if a preset ran out of memory. Without it, the first servers of a search on a small GPU may all
+// smallPreset follows if a preset ran out of memory, and no preset ran. Without it, the first servers of a search on a small GPU may all
 // fail, and then the search stays where memory suffices but the KV cache is small.
 var smallPreset = map[string]string{
 	"gpu-memory-utilization": "0.92", "max-num-seqs": "64", "max-num-batched-tokens": "2048", space.SpeculativeTokens: "0",
@@ -30,7 +32,11 @@ func (s *Study) untriedPreset(study studies.Study) space.Point {
 		return nil
 	}
 	points := presetPoints(s.Space, presets)
-	if slices.ContainsFunc(study.Trials, func(t studies.Trial) bool { return t.Origin == studies.Preset && ranOutOfMemory(t.Result) }) {
+	tried := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool { return t.Origin == studies.Preset && t.State == studies.Done })
+	ran := func(t studies.Trial) bool {
+		return t.Result.Outcome == trial.Measured || t.Result.Outcome == trial.Dropped
+	}
+	if slices.ContainsFunc(tried, ranOutOfMemory) && !slices.ContainsFunc(tried, ran) {
 		points = append(points, presetPoints(s.Space, []map[string]string{smallPreset})...)
 	}
 	for _, p := range points {
@@ -41,7 +47,8 @@ func (s *Study) untriedPreset(study studies.Study) space.Point {
 	return nil
 }
 
-func ranOutOfMemory(r trial.Result) bool {
+func ranOutOfMemory(t studies.Trial) bool {
+	r := t.Result
 	return r.Outcome == trial.Infeasible && (r.Class == serverctl.OOMStart || r.Class == serverctl.OOMLoad)
 }
 

@@ -159,10 +159,17 @@ func TestASmallPresetFollowsOneThatRanOutOfMemory(t *testing.T) {
 	}
 	s := &Study{Space: of, Presets: true}
 	first := s.untriedPreset(studies.Study{})
-	for want, result := range map[string]trial.Result{
-		"gpu-memory-utilization=0.92 max-num-batched-tokens=2048": {Outcome: trial.Infeasible, Class: serverctl.OOMStart},
-		"": {Outcome: trial.Measured},
+	for _, row := range []struct {
+		result trial.Result
+		want   string
+	}{
+		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMStart}, "gpu-memory-utilization=0.92 max-num-batched-tokens=2048"},
+		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.OOMLoad}, "gpu-memory-utilization=0.92 max-num-batched-tokens=2048"},
+		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.KVTooSmall}, ""},
+		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.StartCrash}, ""},
+		{trial.Result{Outcome: trial.Measured}, ""},
 	} {
+		result, want := row.result, row.want
 		tried := studies.Trial{Number: 1, Origin: studies.Preset, State: studies.Done, Point: first, Result: result}
 		second := s.untriedPreset(studies.Study{Trials: []studies.Trial{tried}})
 		if second.String() != want {

@@ -45,7 +45,7 @@ func TestResumeEqualsNoInterruption(t *testing.T) {
 	resumesAfterKills(t, func(at, writes int, after bool) bool { return at == writes/2 && !after })
 }
 
-// TestResumeEqualsNoInterruptionAnywhere kills each study before every sixth write (with SOAK before every write), and
+// TestResumeEqualsNoInterruptionAnywhere kills each study before every sixth write (with SOAK_REAL_TIME before every write), and
 // after the last one.
 func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 	realtime.Long(t, "hundreds of studies")

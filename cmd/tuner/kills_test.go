@@ -169,9 +169,9 @@ func (v *victim) stored(t *testing.T) []studies.Trial {
 // A tuner that is killed repeatedly, at random moments, loses no probe that it printed, and finds the same answer.
 // TUNER_KILLS is the number of kills; TUNER_KILL_SEED seeds their moments.
 func TestKills(t *testing.T) {
-	realtime.Long(t, "hundreds of starts")
+	realtime.Long(t, "dozens of starts")
 	t.Parallel()
-	kills, seed := 10, uint64(time.Now().UnixNano())
+	kills, seed := realtime.Rounds(10, 100), uint64(time.Now().UnixNano())
 	if n, err := strconv.Atoi(os.Getenv("TUNER_KILLS")); err == nil {
 		kills = n
 	}

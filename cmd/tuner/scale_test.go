@@ -29,7 +29,7 @@ import (
 // read the study. With more than 1000 trials, a commit may take at most three times as long in the last tenth as in the
 // first.
 func TestALongStudy(t *testing.T) {
-	realtime.Long(t, "hundreds of trials")
+	realtime.Long(t, "dozens of trials, and hundreds with SOAK_REAL_TIME")
 	trials := realtime.Rounds(50, 500)
 	if n, err := strconv.Atoi(os.Getenv("STORE_SCALE")); err == nil {
 		trials = n

@@ -155,7 +155,7 @@ func (s *tinyRun) study(t *testing.T, name, allow string) string {
 		text = strings.NewReplacer(
 			"seconds: 15, min_requests: 300", "seconds: 6, min_requests: 100",
 			"ttft_p99: 150ms, tpot_p99: 30ms", "ttft_p99: 10s, tpot_p99: 1s",
-			"start_rate: 20", "start_rate: 12", "max_rate: 20", "max_rate: 12", "trials: 5", "trials: 3", "seed: 18", "seed: 7",
+			"start_rate: 20", "start_rate: 8", "max_rate: 20", "max_rate: 12", "trials: 5", "trials: 3", "seed: 18", "seed: 7",
 		).Replace(text)
 	}
 	must(t, os.WriteFile(path, []byte(text), 0o600))
@@ -258,7 +258,7 @@ func (s *tinyRun) resume(ctx context.Context, t *testing.T, killed tinyTrial) {
 func (s *tinyRun) checkTrials(ctx context.Context, t *testing.T) {
 	var status tinyStatus
 	must(t, s.read(ctx, &status, "status", "tiny"))
-	measured, best, worst, seen := 0, 0.0, math.Inf(1), map[string]int{}
+	measured, speculated, best, worst, seen := 0, 0, 0.0, math.Inf(1), map[string]int{}
 	for _, trial := range status.List {
 		if trial.State != "done" {
 			t.Errorf("trial %d is %s, want done", trial.Number, trial.State)
@@ -274,7 +274,11 @@ func (s *tinyRun) checkTrials(ctx context.Context, t *testing.T) {
 		}
 		if trial.Point["num-speculative-tokens"] == "3" {
 			s.checkSpeculation(t, trial)
+			speculated++
 		}
+	}
+	if speculated == 0 {
+		t.Error("no trial has speculation")
 	}
 	want := 4
 	if testing.Short() {

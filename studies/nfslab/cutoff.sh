@@ -142,10 +142,11 @@ hidden_journal() { # the owner is killed between two pages; the other node has r
 
 ROUND=1
 while [ $ROUND -le "${ROUNDS:-1}" ]; do
-  shown plain_stale_journal; cut_off_journal
+  shown plain_stale_journal
+  [ -n "${SHORT:-}" ] || { cut_off_journal; cut_off_page; }
   shown plain_hidden_journal; hidden_journal
   shown plain_journal_removed; cut_off_commit
-  [ -n "${SHORT:-}" ] || { cut_off_page; stopped; }
+  stopped
   ROUND=$((ROUND + 1))
 done
 exit $bad

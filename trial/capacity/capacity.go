@@ -75,8 +75,8 @@ type Capacity struct {
 
 	// RatioErr is the part of StdErr that the capacities of a study do not share. It combines two errors: the standard
 	// error of ln(Rate / best), and the RatioErr of best. Here best is the capacity that this one raced against.
-	// RatioErr is 0 if there was no race. In a prediction of the simulator it is the error of the simulator's profile, which
-	// all predictions share.
+	// RatioErr is 0 if there was no race. In a prediction of the simulator it is how far the simulator misses what the
+	// study has measured.
 	RatioErr float64 `json:"ratio_err,omitempty"`
 
 	// Pieces say how much each block of requests moved the estimate. Compare needs them if two capacities were measured

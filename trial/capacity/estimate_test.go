@@ -146,7 +146,7 @@ func TestTheEstimateIsTheLongRunsCapacity(t *testing.T) {
 // long under the race detector.
 var properties = []struct {
 	name      string
-	few, many uint64 // with SOAK, five times as many
+	few, many uint64 // with SOAK_REAL_TIME, five times as many
 	holds     func(t *testing.T, seeds uint64)
 }{
 	{"monotone in the limit", 3, 4, estimateIsMonotoneInTheLimit},

@@ -34,7 +34,8 @@ const (
 	raceStdErr      = 0.03
 	// raceUp is the smallest factor by which a race raises the rate after its first two passes.
 	raceUp = 1.1
-	// maxAscent is the largest factor by which a race raises the rate without an estimate that promises more.
+	// maxAscent is the largest factor by which a race raises the rate. It is larger than maxDescent, because only passes
+	// lead to it.
 	maxAscent = 1.5
 	// A race looks for the failing end of its bracket at raceOver times the estimated rate.
 	raceOver = 1.06
@@ -284,11 +285,18 @@ func (l *searchState) nextNear(boundary float64, enough bool) (rate float64, why
 	return 0, "bracketed"
 }
 
-// ascent returns the smallest factor by which a race that has passed every rate so far raises the rate. It grows with
-// each pass after the second: such a server carries far more than the best, and the boundary that the best server's
+// ascent returns the smallest factor by which a race raises the rate after a pass. It grows with each pass after the
+// second, if no rate has failed: such a server carries far more than the best, and the boundary that the best server's
 // headrooms promise is too low.
 func (l *searchState) ascent() float64 {
-	return min(maxAscent, math.Pow(raceUp, math.Exp2(float64(max(0, len(l.steps)-2)))))
+	passed := map[float64]bool{}
+	for _, s := range l.steps {
+		if !s.Pass {
+			return raceUp
+		}
+		passed[s.Rate] = true
+	}
+	return min(maxAscent, math.Pow(raceUp, math.Exp2(float64(max(0, len(passed)-2)))))
 }
 
 // upward and downward return the rate, rounded to three digits. If no further rate may be probed, they return why.

@@ -168,6 +168,27 @@ func TestAPassAtTheHighestRateIsABound(t *testing.T) {
 	}
 }
 
+// A race climbs faster with each pass after the second, but not after a fail.
+func TestARaceClimbsFasterAfterPasses(t *testing.T) {
+	pass, fail := Outcome{Pass: true}, Outcome{}
+	for _, row := range []struct {
+		steps []Step
+		want  float64
+	}{
+		{[]Step{{1, pass}}, raceUp},
+		{[]Step{{1, pass}, {1.1, pass}}, raceUp},
+		{[]Step{{1, pass}, {1.1, pass}, {1.1, pass}}, raceUp}, // the second probe was repeated
+		{[]Step{{1, pass}, {1.1, pass}, {1.2, pass}}, raceUp * raceUp},
+		{[]Step{{1, pass}, {1.1, pass}, {1.2, pass}, {1.5, pass}, {2, pass}}, maxAscent},
+		{[]Step{{1, fail}, {1, pass}, {1.1, pass}, {1.2, pass}}, raceUp},
+	} {
+		l := searchState{steps: row.steps}
+		if got := l.ascent(); math.Abs(got/row.want-1) > 1e-9 {
+			t.Errorf("after %d steps the rate rises by %g, want %g", len(row.steps), got, row.want)
+		}
+	}
+}
+
 // A server that fails at once and tells nothing is given up before it costs much.
 func TestAHopelessServerIsGivenUp(t *testing.T) {
 	s := raceAgainst(t, 1)

@@ -142,6 +142,9 @@ func TestPredictionsHaveTheShapeOfTheServer(t *testing.T) {
 		t.Errorf("the correlation of predicted and true ln capacities is %.2f over %d points, want at least 0.85", r, len(true))
 	}
 	for _, one := range got.Trials {
+		if one.Result.Capacity.RatioErr != got.Misfit || got.Misfit <= 0 {
+			t.Errorf("the prediction for %v has a misfit of %g, want %g", one.Point, one.Result.Capacity.RatioErr, got.Misfit)
+		}
 		if err := studies.CheckPrior(one); err != nil || len(one.Probes) > 0 {
 			t.Errorf("a prediction for %v has %d probes and cannot be stored: %v", one.Point, len(one.Probes), err)
 		}

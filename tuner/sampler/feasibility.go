@@ -39,8 +39,14 @@ func wantOf(t *studies.Trial) want {
 
 // A label says whether the server of a point ran, and if not, why.
 type label struct {
-	row  row
-	want want
+	row     row
+	want    want
+	started bool // the server started, and failed under load
+}
+
+func labelOf(r row, t *studies.Trial) label {
+	underLoad := []serverctl.Class{serverctl.OOMLoad, serverctl.CrashLoad, serverctl.Hang}
+	return label{row: r, want: wantOf(t), started: slices.Contains(underLoad, t.Result.Class)}
 }
 
 // feasibility is a model of which points run: for each want that was seen, a process that is above 0 at the points
@@ -69,14 +75,16 @@ func newFeasibility(dimensions []dimension, labels []label) (f feasibility) {
 }
 
 // bordersOf returns what the labels say of one want: points without it as lower bounds of 0, points with it as upper
-// bounds. A server whose KV cache is too small had enough memory for all else. Other failures say nothing of the want.
+// bounds. A server whose KV cache is too small had enough memory for all else, and a server that failed under load had
+// a KV cache. Other failures say nothing of the want.
 func bordersOf(of want, labels []label) (data []datum) {
 	for _, l := range labels {
 		d := datum{row: l.row, side: above, variance: borderNoise, siteVariance: vagueVariance}
 		switch {
 		case l.want == of:
 			d.side = below
-		case l.want != nothing && !(of == memory && l.want == kvMemory):
+		case l.want == nothing || of == memory && l.want == kvMemory || of == kvMemory && l.started:
+		default:
 			continue
 		}
 		data = append(data, d)

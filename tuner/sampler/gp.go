@@ -33,7 +33,7 @@ const evenBoldness = 1.6
 // point that measured best. The columns are the medians after 10, 20 and 30 trials, and the 90th percentile after 30.
 // The figures come from 60 seeds of TestRegretTable. Trial 0 is the server's default. With "shared", most of the error
 // is the same in all trials. With "estimated", half of the clear losers are dropped. Their estimates have an error of
-// 15 %.
+// 15 %. The figures are from before each cause of a failed start had a model of its own (see feasibility).
 //
 //	                                        gp                 tpe               random
 //	                             10   20   30  p90    10   20   30  p90    10   20   30  p90

@@ -14,7 +14,7 @@ type hyperprior struct {
 	mean       float64   // prior mean of the function
 	spread     float64   // spread of the values, ln units
 	centres    []float64 // mean of each trend at the measured points
-	misfit     float64   // smallest misfit of the trends, ln units
+	misfit     float64   // smallest known misfit of the trends, ln units; 0 if none is known
 }
 
 const (
@@ -67,7 +67,7 @@ func (h *hyperprior) model(z []float64, data []datum) (kernel, []datum) {
 
 const (
 	// The trends do not explain all of the values. Before any value is measured, the standard deviation of the rest is
-	// believed to be priorRest. This belief weighs as much as restTrust values.
+	// believed to be priorRest, or more if the trends have a misfit. This belief weighs as much as restTrust values.
 	priorRest, restTrust = 0.12, 3
 )
 

@@ -69,7 +69,7 @@ func learn(s *space.Space, number int, history []studies.Trial) trainingSet {
 		default:
 			continue
 		}
-		l.labels = append(l.labels, label{r, wantOf(t)})
+		l.labels = append(l.labels, labelOf(r, t))
 	}
 	l.boundDropped(s, history)
 	l.standardise()

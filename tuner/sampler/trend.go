@@ -1,7 +1,6 @@
 package sampler
 
 import (
-	"math"
 	"slices"
 
 	"vllmtuner/studies"
@@ -42,7 +41,7 @@ func trends(s *space.Space, history []studies.Trial) (all []trend) {
 		// A prior has a negative number, and may be predicted. The belief of a trend treats the trials of its source as its
 		// own, so they get other numbers.
 		if t.Predicted() {
-			t.Result.Capacity.RatioErr = 0 // the misfit, which all predictions share
+			t.Result.Capacity.RatioErr = 0 // the misfit is the error of the whole trend, and not the noise of one value
 		}
 		t.Number, t.PredictedFor = len(priors[t.Source]), 0
 		priors[t.Source] = append(priors[t.Source], t)
@@ -99,11 +98,12 @@ func (l *trainingSet) centres() (all []float64) {
 	return all
 }
 
-// misfit returns the smallest misfit of the trends.
-func (l *trainingSet) misfit() float64 {
-	least := math.Inf(1)
+// misfit returns the smallest known misfit of the trends; 0 if none is known.
+func (l *trainingSet) misfit() (least float64) {
 	for _, t := range l.trends {
-		least = min(least, t.misfit)
+		if t.misfit > 0 && (least == 0 || t.misfit < least) {
+			least = t.misfit
+		}
 	}
 	return least
 }
