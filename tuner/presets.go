@@ -20,8 +20,8 @@ var presets = []map[string]string{
 	{"gpu-memory-utilization": "0.95", "max-num-seqs": "128", "max-num-batched-tokens": "8192", space.SpeculativeTokens: "3"},
 }
 
-// smallPreset follows if a preset ran out of memory, and no preset ran. Without it, the first servers of a search on a small GPU may all
-// fail, and then the search stays where memory suffices but the KV cache is small.
+// smallPreset follows if a preset ran out of memory, and no preset ran. Without it, the first servers of a search on a
+// small GPU may all fail, and then the search stays where memory suffices but the KV cache is small.
 var smallPreset = map[string]string{
 	"gpu-memory-utilization": "0.92", "max-num-seqs": "64", "max-num-batched-tokens": "2048", space.SpeculativeTokens: "0",
 }
