@@ -130,7 +130,7 @@ soak-real-time: ## Run test-real-time with more seeds, kills and orders of moves
 
 .PHONY: test-nfs soak-nfs
 
-test-nfs: ## Run a study on real NFS, in emulated machines, through kills, network and power cuts, restarts, full and restored disks: six minutes (root, Debian; SHORT=-short: four minutes, with fewer kills and cuts).
+test-nfs: ## Run a study on real NFS, in emulated machines, through kills, network and power cuts, restarts, full and restored disks: six minutes (root, Debian; SHORT=-short: five minutes, with fewer kills and cuts).
 	go test -trimpath -tags 'nfs $(TAGS)' -run '^TestNFS$$' -timeout 30m -parallel 4 -count 1 -v $(SHORT) ./studies
 
 soak-nfs: ## Run test-nfs with 60 kills, 12 power cuts of each kind, and three cuts at each point of a commit: twenty minutes.

@@ -16,8 +16,7 @@ func Only(t testing.TB, reason string) {
 	}
 }
 
-// Long is Only for a test of which the ordinary tests have a smaller form. With -short, as CI runs the tests of this
-// package, it skips the test.
+// Long does what Only does. It also skips the test with -short, as in CI. It is for the longest tests.
 func Long(t testing.TB, reason string) {
 	t.Helper()
 	Only(t, reason)

@@ -83,6 +83,9 @@ const (
 	ClientLimited Class = "client-limited"
 )
 
+// OutOfMemory reports whether the server ran out of GPU memory, in its start or under load.
+func (c Class) OutOfMemory() bool { return c == OOMStart || c == OOMLoad }
+
 // A Cause says what exactly happened, if more than the class is known. Its text is for people and scripts.
 type Cause string
 

@@ -5,7 +5,6 @@ import (
 
 	"github.com/samber/lo"
 
-	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
@@ -20,8 +19,8 @@ var presets = []map[string]string{
 	{"gpu-memory-utilization": "0.95", "max-num-seqs": "128", "max-num-batched-tokens": "8192", space.SpeculativeTokens: "3"},
 }
 
-// smallPreset follows if a preset ran out of memory, and no preset ran. Without it, the first servers of a search on a
-// small GPU may all fail, and then the search stays where memory suffices but the KV cache is small.
+// smallPreset follows if a preset ran out of memory, and no preset ran. On a small GPU, many of the first servers may
+// fail. Without a good point that runs, the search then stays at low utilizations, where the KV cache is small.
 var smallPreset = map[string]string{
 	"gpu-memory-utilization": "0.92", "max-num-seqs": "64", "max-num-batched-tokens": "2048", space.SpeculativeTokens: "0",
 }
@@ -32,11 +31,14 @@ func (s *Study) untriedPreset(study studies.Study) space.Point {
 		return nil
 	}
 	points := presetPoints(s.Space, presets)
+	ranOut := func(t studies.Trial) bool {
+		return t.Result.Outcome == trial.Infeasible && t.Result.Class.OutOfMemory()
+	}
 	tried := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool { return t.Origin == studies.Preset && t.State == studies.Done })
 	ran := func(t studies.Trial) bool {
 		return t.Result.Outcome == trial.Measured || t.Result.Outcome == trial.Dropped
 	}
-	if slices.ContainsFunc(tried, ranOutOfMemory) && !slices.ContainsFunc(tried, ran) {
+	if slices.ContainsFunc(tried, ranOut) && !slices.ContainsFunc(tried, ran) {
 		points = append(points, presetPoints(s.Space, []map[string]string{smallPreset})...)
 	}
 	for _, p := range points {
@@ -45,11 +47,6 @@ func (s *Study) untriedPreset(study studies.Study) space.Point {
 		}
 	}
 	return nil
-}
-
-func ranOutOfMemory(t studies.Trial) bool {
-	r := t.Result
-	return r.Outcome == trial.Infeasible && (r.Class == serverctl.OOMStart || r.Class == serverctl.OOMLoad)
 }
 
 // presetPoints returns presets as points of a space. A point has those flags of its preset that are searched, each with

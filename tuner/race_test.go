@@ -169,13 +169,13 @@ func TestASmallPresetFollowsOneThatRanOutOfMemory(t *testing.T) {
 		{trial.Result{Outcome: trial.Infeasible, Class: serverctl.StartCrash}, ""},
 		{trial.Result{Outcome: trial.Measured}, ""},
 	} {
-		result, want := row.result, row.want
-		tried := studies.Trial{Number: 1, Origin: studies.Preset, State: studies.Done, Point: first, Result: result}
-		second := s.untriedPreset(studies.Study{Trials: []studies.Trial{tried}})
-		if second.String() != want {
-			t.Errorf("after a preset that ended %s (%s), the next is %q, want %q", result.Outcome, result.Class, second, want)
+		tried := []studies.Trial{{Origin: studies.Preset, State: studies.Done, Point: first, Result: row.result}}
+		second := s.untriedPreset(studies.Study{Trials: tried})
+		if second.String() != row.want {
+			t.Errorf("after a preset that ended %s (%s), the next is %q, want %q", row.result.Outcome, row.result.Class, second, row.want)
 		}
-		if tried.Point = second; second != nil && s.untriedPreset(studies.Study{Trials: []studies.Trial{{Origin: studies.Preset, Point: first, Result: result}, tried}}) != nil {
+		tried = append(tried, studies.Trial{Origin: studies.Preset, State: studies.Done, Point: second, Result: row.result})
+		if second != nil && s.untriedPreset(studies.Study{Trials: tried}) != nil {
 			t.Error("a third preset follows")
 		}
 	}

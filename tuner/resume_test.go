@@ -45,8 +45,8 @@ func TestResumeEqualsNoInterruption(t *testing.T) {
 	resumesAfterKills(t, func(at, writes int, after bool) bool { return at == writes/2 && !after })
 }
 
-// TestResumeEqualsNoInterruptionAnywhere kills each study before every sixth write (with SOAK_REAL_TIME before every write), and
-// after the last one.
+// TestResumeEqualsNoInterruptionAnywhere kills each study before every sixth write, and after the last one. With
+// SOAK_REAL_TIME it kills each study before every write.
 func TestResumeEqualsNoInterruptionAnywhere(t *testing.T) {
 	realtime.Long(t, "hundreds of studies")
 	every := realtime.Rounds(6, 1)

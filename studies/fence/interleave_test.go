@@ -396,7 +396,7 @@ func TestNothingAcknowledgedIsLost(t *testing.T) {
 		"two owners, page by page":             {long: true, values: []string{"a1"}, more: []string{"b1"}},
 		"two owners, more pages":               {long: true, soak: true, values: []string{"a1", "a2"}, more: []string{"b1"}},
 		"two owners, more slots":               {long: true, soak: true, coarse: true, values: []string{"a1", "a2", "a3", "a4"}, more: []string{"b1", "b2"}},
-		"two owners and a crash, page by page": {long: true, veryLong: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
+		"two owners and a crash, page by page": {veryLong: true, values: []string{"a1"}, more: []string{"b1"}, crashes: 1},
 		"three owners":                         {long: true, coarse: true, third: true},
 		"two owners, many slots":               {long: true, coarse: true, values: []string{"a1", "a2", "a3"}, more: []string{"b1"}},
 		"two owners, few slots":                {coarse: true, values: []string{"a1", "a2"}, more: []string{"b1"}},

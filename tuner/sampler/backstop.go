@@ -4,9 +4,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
-	"vllmtuner/serverctl"
 	"vllmtuner/studies"
-	"vllmtuner/trial"
 	"vllmtuner/tuner/space"
 )
 
@@ -41,12 +39,11 @@ func newBackstop(s *space.Space, history []studies.Trial) *backstop {
 		return b
 	}
 	for _, t := range history {
-		if t.Number < 0 || t.State != studies.Done || t.Result.Outcome != trial.Infeasible {
+		if t.Number < 0 || t.State != studies.Done {
 			continue
 		}
-		switch t.Result.Class {
-		case serverctl.OOMStart, serverctl.OOMLoad, serverctl.KVTooSmall:
-			b.failed = append(b.failed, failedPoint{complete(s, t), t.Result.Class == serverctl.KVTooSmall})
+		if lacked := wantOf(&t); lacked == memory || lacked == kvMemory {
+			b.failed = append(b.failed, failedPoint{complete(s, t), lacked == kvMemory})
 		}
 	}
 	return b

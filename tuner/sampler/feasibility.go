@@ -29,7 +29,7 @@ func wantOf(t *studies.Trial) want {
 	switch {
 	case t.Result.Outcome != trial.Infeasible:
 		return nothing
-	case t.Result.Class == serverctl.OOMStart || t.Result.Class == serverctl.OOMLoad:
+	case t.Result.Class.OutOfMemory():
 		return memory
 	case t.Result.Class == serverctl.KVTooSmall:
 		return kvMemory
@@ -49,8 +49,8 @@ func labelOf(r row, t *studies.Trial) label {
 	return label{row: r, want: wantOf(t), started: slices.Contains(underLoad, t.Result.Class)}
 }
 
-// feasibility is a model of which points run: for each want that was seen, a process that is above 0 at the points
-// without this want.
+// A feasibility predicts which points run. It has one process for each want that was seen. The process is above 0 at
+// the points without this want.
 type feasibility []*process
 
 // borderNoise is the variance of the error of a label. It is small, because a point that ran out of memory does so
