@@ -3,6 +3,7 @@ package bench
 import (
 	"fmt"
 	"net/http"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -112,8 +113,10 @@ func TestHalfOfTheTimesMayBeUnseen(t *testing.T) {
 		samples []Sample
 		void    bool
 	}{
-		{"half of them", []Sample{streamed, whole}, false},
-		{"most of them", []Sample{streamed, whole, whole}, true},
+		{"half of them", append(slices.Repeat([]Sample{streamed}, 5), slices.Repeat([]Sample{whole}, 5)...), false},
+		{"most of them", append(slices.Repeat([]Sample{streamed}, 4), slices.Repeat([]Sample{whole}, 6)...), true},
+		{"most of a few", []Sample{streamed, whole, whole, whole}, false},
+		{"all of a few", []Sample{whole, whole}, true},
 		{"all of them, but the load generator was late and may have read chunks together", []Sample{late(whole), late(whole)}, false},
 		{"one answer of three tokens", []Sample{{First: 1, Last: 1, End: 1, OutputTokens: 3, WantTokens: 3, Chunks: 1}}, false},
 		{"samples of a load that does not count pieces", []Sample{{First: 1, Last: time.Second, End: time.Second, OutputTokens: 20, WantTokens: 20, Chunks: 2}}, false},

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"vllmtuner/realtime"
 	"vllmtuner/render"
 )
 
@@ -243,9 +244,7 @@ func TestBadRowsAreCounted(t *testing.T) {
 // The limit of CPU time catches a reader with quadratic cost. ShareGPT's own file is as large as this one, and takes 1 s
 // without the race detector.
 func TestALargeFileOpensSoon(t *testing.T) {
-	if testing.Short() {
-		t.Skip("-short: a file of 50 MB")
-	}
+	realtime.Only(t, "reads a file of 50 MB")
 	words := strings.Repeat("some words of a long conversation ", 40)
 	entry := fmt.Sprintf(`{"id":"x","conversations":[{"from":"human","value":"%s"},{"from":"gpt","value":"%s"},{"from":"human","value":"%s"},{"from":"gpt","value":"%s"}]}`, words, words, words, words)
 	text := "[" + strings.Repeat(entry+",\n", 50_000_000/len(entry)) + entry + "]"

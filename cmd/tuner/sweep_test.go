@@ -11,6 +11,8 @@ import (
 	"syscall"
 	"testing"
 	"unicode/utf8"
+
+	"vllmtuner/realtime"
 )
 
 // manualTables is the directory with the tables of the sweeps that were run by hand.
@@ -71,8 +73,8 @@ func deviation(t *testing.T, name string, got, want [][]string) float64 {
 
 // The example phase1 has the same layout as the manual sweep, and similar figures.
 func TestPhase1IsNearTheManualSweep(t *testing.T) {
+	realtime.Only(t, "simulates the whole manual sweep")
 	t.Parallel()
-	plainTuner(t, "TestL4IsNearTheManualSweep runs the same code with the race detector")
 	dir, printed := sweepExample(t, "phase1")
 	for _, row := range []struct {
 		table string

@@ -195,6 +195,7 @@ func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string)
 
 // Commands refuse each file that is missing, is no regular file, or has contents of another kind.
 func TestEachFileMayBeSomethingElse(t *testing.T) {
+	realtime.Only(t, "gives each command dozens of files")
 	w := newWrongs(t)
 	bench := func(flags ...string) func(path string) []string {
 		return func(path string) []string {

@@ -14,6 +14,8 @@ type Evidence struct {
 	Draw int     // number of the requests' draw; probes with the same draw send the same requests
 	Stretch
 	Limits []LimitEvidence // the same limits in every probe of a search
+
+	known loads
 }
 
 // LimitEvidence says which counted requests broke one limit.
@@ -233,38 +235,19 @@ func (e *Evidence) weight(center float64) float64 {
 // errors.
 func (e *Evidence) clusterSize() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
 
-// binWidth is the width of the bins for the load around requests, in ln(load/rate).
-const binWidth = 0.01
+// leastWeight is the weight of a probe that is too far from the center to change a fit.
+const leastWeight = 1e-12
 
 // observe returns the requests of all probes, binned by the load around them. The fit is made around center (ln rate).
 func observe(probes []*Evidence, limit int, k kernel, center float64) []observation {
 	var observed []observation
 	for _, e := range probes {
-		bins := make(map[int]*observation)
-		weight := e.weight(center)
-		for i, surplus := range e.surplus(k, e.Rate) {
-			c := e.Limits[limit].Each[i]
-			if c != kept && c != over {
-				continue
-			}
-			number := int(math.Round(surplus / binWidth))
-			bin := bins[number]
-			if bin == nil {
-				bin = &observation{logRate: math.Log(e.Rate), surplus: float64(number) * binWidth}
-				bins[number] = bin
-			}
-			bin.requests += weight
-			if c == over {
-				bin.broken += weight
-			}
+		weight, logRate := e.weight(center), math.Log(e.Rate)
+		if weight < leastWeight {
+			continue
 		}
-		numbers := make([]int, 0, len(bins))
-		for number := range bins {
-			numbers = append(numbers, number)
-		}
-		slices.Sort(numbers) // sort, because in the random order of a map the sums would be rounded differently
-		for _, number := range numbers {
-			observed = append(observed, *bins[number])
+		for _, bin := range e.groups(k, limit) {
+			observed = append(observed, observation{logRate, bin.surplus, weight * bin.judged, weight * bin.broken})
 		}
 	}
 	return observed
@@ -327,7 +310,7 @@ func (e *estimate) split(probes []*Evidence, limit int) {
 	direction, _ := solve(e.fit.information, e.gradient)
 	for _, probe := range probes {
 		weight := probe.weight(e.fit.center)
-		for i, surplus := range probe.surplus(e.fit.kernel, probe.Rate) {
+		for i, surplus := range probe.around(e.fit.kernel) {
 			if i%blockRequests == 0 {
 				e.pieces = append(e.pieces, Piece{Draw: probe.Draw, Block: i / blockRequests})
 			}
@@ -340,7 +323,7 @@ func (e *estimate) split(probes []*Evidence, limit int) {
 				continue
 			}
 			z, by := e.fit.z(o)
-			slope, _, _ := o.probit(z)
+			slope, _ := o.probit(z)
 			e.pieces[len(e.pieces)-1].Moved += slope * (direction[0]*by[0] + direction[1]*by[1] + direction[2]*by[2])
 		}
 	}
@@ -353,7 +336,7 @@ func (e *estimate) expected(load fluctuation, logRate, requests float64) (inform
 	for _, bin := range load {
 		o := observation{logRate: logRate, surplus: bin.surplus, requests: weight * bin.share}
 		z, by := e.fit.z(o)
-		_, tells, _ := o.probit(z)
+		_, tells := o.probit(z)
 		for r := range by {
 			for c := range by {
 				information[r][c] += tells * by[r] * by[c]

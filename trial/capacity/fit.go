@@ -64,7 +64,7 @@ func fitTo(observed []observation, s *shape, k kernel, center float64, guess [3]
 		gradient := f.score(observed)
 		step, ok := solve(f.information, gradient)
 		if !ok { // cannot happen: the information contains the prior
-			return f
+			break
 		}
 		size := 0.0
 		for i := range step {
@@ -77,6 +77,7 @@ func fitTo(observed []observation, s *shape, k kernel, center float64, guess [3]
 			f.coefficients[i] += min(1, 1/size) * step[i]
 		}
 	}
+	f.likelihood = f.likelihoodOf(observed)
 	return f
 }
 
@@ -93,48 +94,83 @@ func (f *fit) z(o observation) (z float64, by [3]float64) {
 
 // zWith returns what the method z returns. It takes b as steep and b·c as transient, so that a loop computes each only
 // once.
+//
+// The race detector skips this function, which is several times slower with it and writes only data of its own goroutine.
+//
+//go:norace
 func (f *fit) zWith(o observation, steep, transient float64) (z float64, by [3]float64) {
 	by = [3]float64{1, steep*(o.logRate-f.center) + transient*o.surplus, transient * o.surplus}
 	return f.coefficients[0] + by[1], by
 }
 
-// score sets the information and the likelihood of the fit, and returns the gradient of the likelihood.
+// score sets the information of the fit, and returns the gradient of the likelihood.
+//
+// The race detector skips this function, which is several times slower with it and writes only data of its own goroutine.
+//
+//go:norace
 func (f *fit) score(observed []observation) (gradient [3]float64) {
 	var information [3][3]float64
-	likelihood := 0.0
 	steep, transient := f.steepness(), f.transient()
 	for _, o := range observed {
 		z, by := f.zWith(o, steep, transient)
-		slope, tells, ln := o.probit(z)
+		slope, tells := o.probit(z)
 		for r := range by {
 			gradient[r] += slope * by[r]
 			for c := range r + 1 {
 				information[r][c] += tells * by[r] * by[c]
 			}
 		}
-		likelihood += ln
 	}
 	for i := range gradient {
 		spread := f.shape.spread[i]
-		off := (f.coefficients[i] - f.shape.mean[i]) / spread
-		gradient[i] -= off / spread
+		gradient[i] -= f.off(i) / spread
 		information[i][i] += 1 / (spread * spread)
-		likelihood -= off * off / 2
 		for c := range i {
 			information[c][i] = information[i][c]
 		}
 	}
-	f.information, f.likelihood = information, likelihood
+	f.information = information
 	return gradient
 }
 
-// probit returns the derivative of ln likelihood with respect to z, the information about z, and ln likelihood.
-func (o observation) probit(z float64) (slope, information, likelihood float64) {
-	z = max(-6, min(6, z)) // for a greater |z| the difference 1-p loses its digits, and from 8.3 on it is 0
+// off returns how far a coefficient is from its mean in the shape, in standard deviations.
+func (f *fit) off(i int) float64 { return (f.coefficients[i] - f.shape.mean[i]) / f.shape.spread[i] }
+
+// likelihoodOf returns ln of the likelihood of the observations times the prior.
+//
+// The race detector skips this function, which is several times slower with it and writes only data of its own goroutine.
+//
+//go:norace
+func (f *fit) likelihoodOf(observed []observation) (likelihood float64) {
+	steep, transient := f.steepness(), f.transient()
+	for _, o := range observed {
+		z, _ := f.zWith(o, steep, transient)
+		p := normal(bounded(z))
+		likelihood += (o.requests - o.broken) * math.Log(1-p)
+		if o.broken > 0 {
+			likelihood += o.broken * math.Log(p)
+		}
+	}
+	for i := range f.coefficients {
+		likelihood -= f.off(i) * f.off(i) / 2
+	}
+	return likelihood
+}
+
+// probit returns the derivative of ln likelihood with respect to z, and the information about z.
+//
+// The race detector skips this function, which is several times slower with it and writes only data of its own goroutine.
+//
+//go:norace
+func (o observation) probit(z float64) (slope, information float64) {
+	z = bounded(z)
 	d, p := density(z), normal(z)
 	q, kept := 1-p, o.requests-o.broken
-	return o.broken*d/p - kept*d/q, o.requests * d * d / (p * q), o.broken*math.Log(p) + kept*math.Log(q)
+	return o.broken*d/p - kept*d/q, o.requests * d * d / (p * q)
 }
+
+// bounded limits z to ±6: for a greater |z| the difference 1-Φ(z) loses its digits, and from 8.3 on it is 0.
+func bounded(z float64) float64 { return max(-6, min(6, z)) }
 
 // normal is the cumulative distribution function of the standard normal distribution; density is its derivative.
 func normal(z float64) float64  { return math.Erfc(-z/math.Sqrt2) / 2 }

@@ -39,9 +39,8 @@ func variants() []variant {
 // flat gives every request the same load, so that the estimate knows only the rate of each probe.
 func flat(steps []capacity.Step, p *capacity.Population, _ float64) ([]capacity.Step, *capacity.Population) {
 	for i := range steps {
-		e := *steps[i].Evidence
-		e.Stretch = even(e.Stretch, 1/e.Rate)
-		steps[i].Evidence = &e
+		e := steps[i].Evidence
+		steps[i].Evidence = &capacity.Evidence{Rate: e.Rate, Draw: e.Draw, Stretch: even(e.Stretch, 1/e.Rate), Limits: e.Limits}
 	}
 	long := even(capacity.Stretch{Due: p.Due}, 1)
 	return steps, &capacity.Population{Due: long.Due, Prompt: long.Prompt, Answer: long.Answer}

@@ -168,6 +168,7 @@ func TestNothingIsPredictedFromNothing(t *testing.T) {
 // A server that no profile resembles is not predicted. Here each figure of the first trial is multiplied by another
 // factor.
 func TestAServerThatNoProfileResemblesIsNotPredicted(t *testing.T) {
+	realtime.Only(t, "scales each profile")
 	f, study, _ := open(t)
 	for i := range study.Trials[0].Probes {
 		m := &study.Trials[0].Probes[i].Measurement

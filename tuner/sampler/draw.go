@@ -5,7 +5,6 @@ import (
 	"math/rand/v2"
 
 	"gonum.org/v1/gonum/floats"
-	"gonum.org/v1/gonum/mat"
 )
 
 // waves is the number of cosines whose sum is a function drawn from the kernel. The covariance of the drawn functions
@@ -55,17 +54,15 @@ func (p *process) draw(n int, rows []row, rng *rand.Rand) (all [][]float64) {
 // weightOf returns the weights that make a drawn function fit the data. The weights belong to the function's
 // covariances with the data.
 func (p *process) weightOf(f *drawn, rng *rand.Rand) []float64 {
-	residual := mat.NewVecDense(len(p.data), nil)
+	residual := make([]float64, len(p.data))
 	for i, d := range p.data {
 		value, variance := d.value, d.variance
 		if d.side != exact {
 			value, variance = d.site, d.siteVariance
 		}
-		residual.SetVec(i, value-f.valueAt(d.row)-math.Sqrt(variance)*rng.NormFloat64())
+		residual[i] = value - f.valueAt(d.row) - math.Sqrt(variance)*rng.NormFloat64()
 	}
-	var weight mat.VecDense
-	_ = p.factor.SolveVecTo(&weight, residual) // the error is only a warning: the matrix is badly conditioned
-	return weight.RawVector().Data
+	return p.solve(residual)
 }
 
 func (p *process) largestState(rows []row) int {
@@ -124,6 +121,10 @@ func tail(rng *rand.Rand) float64 {
 }
 
 // valueAt returns the value of the drawn function at a row.
+//
+// The race detector skips this function, which is several times slower with it and writes only data of its own goroutine.
+//
+//go:norace
 func (f *drawn) valueAt(r row) float64 {
 	sum := f.kernel.meanAt(r) + f.offset
 	for i := range f.waves {

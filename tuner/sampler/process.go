@@ -2,10 +2,12 @@ package sampler
 
 import (
 	"math"
+	"slices"
 
 	"gonum.org/v1/gonum/blas"
 	"gonum.org/v1/gonum/blas/blas64"
-	"gonum.org/v1/gonum/mat"
+	"gonum.org/v1/gonum/floats"
+	"gonum.org/v1/gonum/lapack/lapack64"
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
@@ -38,39 +40,62 @@ const vagueVariance = 1e4
 type process struct {
 	kernel kernel
 	data   []datum
-	factor mat.Cholesky
-	weight *mat.VecDense // inverse covariance × (values − mean)
-	fit    float64       // ln of the likelihood, up to a constant
+	factor blas64.Triangular // U of the covariance UᵀU of the data
+	weight []float64         // inverse covariance × (values − mean)
+	fit    float64           // ln of the likelihood, up to a constant
 }
 
-// condition returns the process after the data. For a bound it uses the current site.
+// condition returns the process after the data. For a bound it uses the current site. It calls LAPACK directly, because
+// mat.Cholesky estimates a condition number too, which takes as long as the rest.
 func condition(k kernel, data []datum) *process {
-	p := &process{kernel: k, data: data, weight: &mat.VecDense{}}
+	p := &process{kernel: k, data: data}
 	n := len(data)
-	covariance := mat.NewSymDense(n, nil)
-	residual := mat.NewVecDense(n, nil)
+	covariance, residual := make([]float64, n*n), make([]float64, n)
 	for i := range data {
 		for j := i; j < n; j++ {
-			covariance.SetSym(i, j, k.covariance(data[i].row, data[j].row))
+			covariance[i*n+j] = k.covariance(data[i].row, data[j].row)
 		}
 		value, variance := data[i].value, data[i].variance
 		if data[i].side != exact {
 			value, variance = data[i].site, data[i].siteVariance
 		}
-		covariance.SetSym(i, i, covariance.At(i, i)+variance)
-		residual.SetVec(i, value-k.meanAt(data[i].row))
+		covariance[i*n+i] += variance
+		residual[i] = value - k.meanAt(data[i].row)
 	}
-	for jitter := 1e-9; !p.factor.Factorize(covariance) && jitter < 1; jitter *= 10 {
+	for jitter := 1e-9; !p.factorize(covariance) && jitter < 1; jitter *= 10 {
 		for i := range n { // make the diagonal larger, because equal points with next to no error make the matrix singular
-			covariance.SetSym(i, i, covariance.At(i, i)+jitter*(k.signal+k.constant))
+			covariance[i*n+i] += jitter * (k.signal + k.constant)
 		}
 	}
-	_ = p.factor.SolveVecTo(p.weight, residual) // the error is only a warning: the matrix is badly conditioned
-	p.fit = -0.5*mat.Dot(residual, p.weight) - 0.5*p.factor.LogDet()
+	p.weight = p.solve(residual)
+	p.fit = -0.5 * floats.Dot(residual, p.weight)
+	for i := range n {
+		p.fit -= math.Log(p.factor.Data[i*n+i])
+	}
 	return p
 }
 
+// factorize sets the factor of the process to U of a covariance UᵀU, and reports whether the covariance is positive
+// definite. It takes the upper triangle of the covariance, row by row.
+func (p *process) factorize(covariance []float64) (ok bool) {
+	n := len(p.data)
+	p.factor, ok = lapack64.Potrf(blas64.Symmetric{Uplo: blas.Upper, N: n, Stride: max(1, n), Data: slices.Clone(covariance)})
+	return ok
+}
+
+// solve returns the inverse covariance of the data × v.
+func (p *process) solve(v []float64) []float64 {
+	x := blas64.Vector{N: len(v), Inc: 1, Data: slices.Clone(v)}
+	blas64.Trsv(blas.Trans, p.factor, x)
+	blas64.Trsv(blas.NoTrans, p.factor, x)
+	return x.Data
+}
+
 // predict returns mean and variance of the function at the rows.
+//
+// The race detector skips this function, which is several times slower with it and writes only data of its own goroutine.
+//
+//go:norace
 func (p *process) predict(rows []row) (mean, variance []float64) {
 	n, m := len(p.data), len(rows)
 	mean, variance = make([]float64, m), make([]float64, m)
@@ -85,11 +110,10 @@ func (p *process) predict(rows []row) (mean, variance []float64) {
 		line := cross.Data[i*m : (i+1)*m]
 		for j := range rows {
 			line[j] = p.kernel.covariance(p.data[i].row, rows[j])
-			mean[j] += line[j] * p.weight.AtVec(i)
+			mean[j] += line[j] * p.weight[i]
 		}
 	}
-	upper := p.factor.RawU().(*mat.TriDense).RawTriangular()
-	blas64.Trsm(blas.Left, blas.Trans, 1, upper, cross)
+	blas64.Trsm(blas.Left, blas.Trans, 1, p.factor, cross)
 	for i := range n {
 		for j, v := range cross.Data[i*m : (i+1)*m] {
 			variance[j] -= v * v
@@ -105,7 +129,7 @@ func (p *process) predict(rows []row) (mean, variance []float64) {
 func (p *process) meanAt(r row) float64 {
 	mean := p.kernel.meanAt(r)
 	for i := range p.data {
-		mean += p.kernel.covariance(p.data[i].row, r) * p.weight.AtVec(i)
+		mean += p.kernel.covariance(p.data[i].row, r) * p.weight[i]
 	}
 	return mean
 }

@@ -116,11 +116,14 @@ func (d *decoder) missing(known []string) {
 		{"workload", "workload: {kind: production}"},
 		{"parameters", "parameters: {max-num-seqs: {int: [16, 1024], log: true}}"},
 	} {
+		unneeded := key.name == "parameters" && d.nodes["sweep"] != nil
+		if d.nodes[key.name] != nil || unneeded {
+			continue
+		}
 		misspelt := slices.ContainsFunc(slices.Sorted(maps.Keys(d.keys)), func(k string) bool {
 			return !slices.Contains(known, k) && space.Nearest(k, known) == key.name
 		})
-		unneeded := key.name == "parameters" && d.nodes["sweep"] != nil
-		if d.nodes[key.name] == nil && !misspelt && !unneeded {
+		if !misspelt {
 			d.failAt("", "key %q is missing; add %s", key.name, key.example)
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"vllmtuner/realtime"
 )
 
 // An endlessBody is the body of a request: a list of token ids that never ends.
@@ -30,6 +32,7 @@ func (e *endlessBody) Read(b []byte) (int, error) {
 
 // Endless bodies and headers do not use up the memory of the server. The server answers other requests afterwards.
 func TestBodiesAndHeadsAreBounded(t *testing.T) {
+	realtime.Only(t, "sends bodies without an end")
 	url := serveFast(t, "0.32.0", "m", "--max-model-len", "4096")
 	var before runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -82,6 +85,7 @@ func TestBodiesAndHeadsAreBounded(t *testing.T) {
 // The longest text gets vLLM's answer. A list with too many values is refused, because such a list takes many times its
 // size in memory.
 func TestTheLargestBodies(t *testing.T) {
+	realtime.Only(t, "sends bodies of many megabytes")
 	t.Parallel()
 	url := serveFast(t, "0.32.0", "m", "--max-model-len", "4096")
 	for _, row := range []struct {
