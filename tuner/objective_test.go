@@ -80,6 +80,7 @@ func searchingGPUs(t *testing.T, store Store, samplerName string, trials int) *S
 // The objective decides which number of GPUs wins. A trial races against the best capacity, converted to the trial's
 // number of GPUs.
 func TestTheObjectiveDecidesTheNumberOfGPUs(t *testing.T) {
+	realtime.Only(t, "measures two studies of nine trials")
 	for objective, want := range map[studies.Objective]int{studies.TotalCapacity: 4, studies.CapacityPerGPU: 1} {
 		t.Run(string(objective), func(t *testing.T) {
 			store := openFor(t, t.TempDir(), objective)

@@ -174,6 +174,9 @@ func TestATunerThatIsAskedToEndLeavesNothing(t *testing.T) {
 		for _, m := range someMoments() {
 			t.Run(ask.name+" when "+m.name, func(t *testing.T) {
 				t.Parallel()
+				if ask.name == "Ctrl-C once" {
+					plainTuner(t, "the other two cases run with the race detector")
+				}
 				o := startOwner(t)
 				o.await(t, m)
 				record, _ := serverRecord(o.dir)

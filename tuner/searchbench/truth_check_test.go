@@ -6,12 +6,14 @@ import (
 	"testing"
 	"time"
 
+	"vllmtuner/realtime"
 	"vllmtuner/tuner/searchbench/otherengine"
 	"vllmtuner/tuner/space"
 )
 
 // A server that only prefills equal prompts is an M/D/1 queue.
 func TestTheTruthOfAQueueIsKnown(t *testing.T) {
+	realtime.Only(t, "measures a capacity of the long run")
 	const service, limit = 0.05, 0.25
 	machine := otherengine.Machine{
 		Name: "queue", Memory: 1e6, Decode: 1e6, Prefill: 1000 / service, Chunk: 0, Share: 1, NoCache: true,

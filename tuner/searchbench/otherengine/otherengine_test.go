@@ -10,6 +10,7 @@ import (
 
 	"vllmtuner/bench"
 	"vllmtuner/bench/workload"
+	"vllmtuner/realtime"
 	"vllmtuner/serverctl"
 	"vllmtuner/trial"
 )
@@ -156,6 +157,7 @@ func TestAStartRunsOutOfMemoryAboveAPlane(t *testing.T) {
 
 // Pauses slow some requests down. The share of slow requests is about the same at a low rate and at a higher rate.
 func TestPausesSlowAFewRequestsAtAnyRate(t *testing.T) {
+	realtime.Only(t, "simulates 40,000 requests")
 	m := small
 	m.PauseEvery, m.PauseLeast, m.PauseMost, m.NoCache = 40, 0.2, 1, true
 	for _, rate := range []float64{0.5, 2} {
