@@ -288,7 +288,7 @@ func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tun
 	if o.socket == nil {
 		return progress.watch, func() error { progress.shown.End(); return nil }
 	}
-	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Planned())
+	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Planned(), p.File.Objective)
 	server.Resume(before)
 	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", server.Address)
 	watch = func(e tuner.Event) {

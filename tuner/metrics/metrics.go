@@ -31,6 +31,8 @@ type Server struct {
 	trials, trial, probes, rate, best, bestTrial prometheus.Gauge
 	finished                                     *prometheus.CounterVec
 	gpuSeconds                                   prometheus.Counter
+
+	objective studies.Objective
 }
 
 // Listen listens at an address, such as 127.0.0.1:9090. An address without a host, such as :9090, means the loopback
@@ -56,8 +58,8 @@ func Listen(address string) (net.Listener, error) {
 }
 
 // Serve starts a server for the metrics of a study on a socket, and returns at once. budget is the number of trials in
-// the study's budget.
-func Serve(socket net.Listener, study string, budget int) *Server {
+// the study's budget. The best capacity is given as the objective counts it.
+func Serve(socket net.Listener, study string, budget int, objective studies.Objective) *Server {
 	registry := prometheus.NewRegistry()
 	labels := prometheus.Labels{"study": study}
 	gauge := func(name, help string) prometheus.Gauge {
@@ -68,11 +70,12 @@ func Serve(socket net.Listener, study string, budget int) *Server {
 	s := &Server{
 		Address:    socket.Addr(),
 		gone:       make(chan error, 1),
+		objective:  objective,
 		trials:     gauge("trials_budget", "Trials that the study may run."),
 		trial:      gauge("trial", "Number of the running trial."),
 		probes:     gauge("trial_probes", "Probes that the running trial has finished."),
 		rate:       gauge("probe_rate", "Request rate of the last probe, requests per second."),
-		best:       gauge("incumbent_capacity", "Best capacity so far, requests per second."),
+		best:       gauge("incumbent_capacity", "Best capacity so far, requests per second; per GPU if this is the study's objective."),
 		bestTrial:  gauge("incumbent_trial", "Number of the best trial so far."),
 		finished:   prometheus.NewCounterVec(prometheus.CounterOpts{Namespace: "tuner", Name: "trials_total", Help: "Finished trials by outcome.", ConstLabels: labels}, []string{"outcome"}),
 		gpuSeconds: prometheus.NewCounter(prometheus.CounterOpts{Namespace: "tuner", Name: "gpu_seconds_total", Help: "GPU time of the finished trials.", ConstLabels: labels}),
@@ -122,7 +125,7 @@ func (s *Server) count(t studies.Trial) {
 }
 
 func (s *Server) setBest(t studies.Trial) {
-	s.best.Set(t.Result.Capacity.Rate)
+	s.best.Set(s.objective.Of(t).Rate)
 	s.bestTrial.Set(float64(t.Number))
 }
 

@@ -17,10 +17,10 @@ func TestServeShowsTheStudy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := Serve(socket, "llama", 30)
+	s := Serve(socket, "llama", 30, studies.CapacityPerGPU)
 	done := func(number int, rate float64) studies.Trial {
 		result := trial.Result{Outcome: trial.Measured, Capacity: capacity.Capacity{Rate: rate, Bound: capacity.Exact}, GPUTime: 10e9}
-		return studies.Trial{Number: number, State: studies.Done, Result: result}
+		return studies.Trial{Number: number, State: studies.Done, Args: []string{"--tensor-parallel-size", "2"}, Result: result}
 	}
 	s.Resume(studies.Study{Trials: []studies.Trial{done(0, 2)}})
 	s.Watch(tuner.Event{Kind: tuner.Ended, Trial: done(1, 3.5), Best: true})
@@ -33,7 +33,7 @@ func TestServeShowsTheStudy(t *testing.T) {
 	text := get(t, "http://"+s.Address.String()+"/metrics")
 	for _, want := range []string{
 		`tuner_trials_budget{study="llama"} 30`, `tuner_trial{study="llama"} 3`, `tuner_trial_probes{study="llama"} 1`, `tuner_probe_rate{study="llama"} 4`,
-		`tuner_incumbent_capacity{study="llama"} 3.5`, `tuner_incumbent_trial{study="llama"} 1`,
+		`tuner_incumbent_capacity{study="llama"} 1.75`, `tuner_incumbent_trial{study="llama"} 1`,
 		`tuner_trials_total{outcome="measured",study="llama"} 3`, `tuner_gpu_seconds_total{study="llama"} 30`,
 	} {
 		if !strings.Contains(text, "\n"+want+"\n") {
