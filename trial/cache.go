@@ -50,6 +50,7 @@ const (
 // state.
 type prefixCache struct {
 	protocol    Protocol
+	verified    bool    // whether the state is verified
 	recall      *recall // predicts hit rates; nil if nothing is verified
 	wrong       string  // what was wrong with the cache's state in the last probe; "" when it was right
 	alwaysWrong bool    // a repeated probe found a wrong state again, so no later probe is repeated
@@ -57,10 +58,11 @@ type prefixCache struct {
 }
 
 // newPrefixCache assumes that the server's cache is empty. A kvTokens of 0 means that the size of the cache is unknown.
-func newPrefixCache(protocol Protocol, kvTokens int) *prefixCache {
-	c := &prefixCache{protocol: protocol}
+// If verified is false, nothing is verified.
+func newPrefixCache(protocol Protocol, kvTokens int, verified bool) *prefixCache {
+	c := &prefixCache{protocol: protocol, verified: verified && protocol != Carried}
 	switch {
-	case protocol == Carried:
+	case !c.verified:
 	case kvTokens > 0:
 		c.recall = newRecall(float64(kvTokens))
 	case protocol == Reset:
@@ -103,7 +105,7 @@ func (c *prefixCache) draw(seq int, isRepeat bool) int {
 func (c *prefixCache) judge(p Probe, before, after serverctl.Counters) (unknown string) {
 	c.wrong = ""
 	switch {
-	case c.protocol == Carried:
+	case !c.verified:
 	case after.PrefixQueries < before.PrefixQueries:
 		c.wrong = "the server's counters went back: the server was restarted, and its prefix cache was empty"
 	case p.HitRate < 0:

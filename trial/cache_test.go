@@ -106,12 +106,36 @@ func TestACrowdedCacheIsNotLost(t *testing.T) {
 		wrong   bool
 		unknown string
 	}{{0.48, false, ""}, {0.41, true, ""}, {0.25, false, "requests in flight"}} {
-		c := newPrefixCache(Steady, 1000)
+		c := newPrefixCache(Steady, 1000, true)
 		c.recall.asked, c.recall.carried, c.recall.empty = 1000, 500, 400
 		unknown := c.judge(Probe{HitRate: row.hitRate}, serverctl.Counters{}, serverctl.Counters{})
 		if (c.wrong != "") != row.wrong || (unknown == "") != (row.unknown == "") || !strings.Contains(unknown, row.unknown) {
 			t.Errorf("a hit rate of %g: wrong %q, unknown %q; want wrong %v, unknown %q", row.hitRate, c.wrong, unknown, row.wrong, row.unknown)
 		}
+	}
+}
+
+// A Runner with a KnownCache verifies nothing: it neither repeats a probe of a server that lost its cache, nor notes it.
+func TestAKnownCacheIsNotVerified(t *testing.T) {
+	attempts := func(known bool) (probes int, notes []string) {
+		s := &stub{capacity: 4.8, restarted: 4} // runs 1 to 3 are warm-up and priming; the cache is lost before run 4, the first probe
+		r := runner(t, s, Primed)
+		useLongSource(r, s)
+		r.KnownCache = known
+		result, recorded := runTrial(t, r, Task{})
+		repeated := 0
+		for _, p := range recorded {
+			if p.Replaced > 0 {
+				repeated++
+			}
+		}
+		return repeated, result.Notes
+	}
+	if repeated, _ := attempts(false); repeated == 0 {
+		t.Error("a lost cache was not noticed, so this test proves nothing")
+	}
+	if repeated, notes := attempts(true); repeated != 0 || slices.ContainsFunc(notes, func(n string) bool { return strings.Contains(n, "cache") }) {
+		t.Errorf("%d probes were repeated, notes %q; want none", repeated, notes)
 	}
 }
 
@@ -145,7 +169,7 @@ func TestTheTimeOfAFailedRepetitionCountsOnce(t *testing.T) {
 // cache holds none of them, so the repetition sends the same requests, which keeps a resumed study exact.
 func TestARepetitionAsksOtherRequestsUnlessTheCacheIsEmpty(t *testing.T) {
 	for protocol, same := range map[Protocol]bool{Primed: false, Steady: false, Reset: true} {
-		c := newPrefixCache(protocol, 1000)
+		c := newPrefixCache(protocol, 1000, true)
 		if is := c.draw(3, true) == c.draw(3, false); is != same {
 			t.Errorf("%s: the repetition has the same draw: %t, want %t", protocol, is, same)
 		}

@@ -46,6 +46,10 @@ type Runner struct {
 	MinAcceptance float64
 	MinDrafted    int
 
+	// KnownCache says that the state of the server's prefix cache is known, as in a simulator. Then it is not verified,
+	// which takes a third of the time of a simulated probe.
+	KnownCache bool
+
 	WorstCase bool // whether a measured server must also survive the largest load that it admits
 
 	LongRun *LongRun // long run of Source, Seed and Arrivals, built when first needed. Runners of the same workload may share it.

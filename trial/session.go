@@ -32,7 +32,7 @@ func newSession(r *Runner, task Task, server Server, load Load, books *Books) *s
 	facts := server.Facts()
 	s := &session{
 		runner: r, task: task, server: server, load: load, books: books,
-		cache: newPrefixCache(r.Cache, facts.KVCacheTokens), firstRate: r.firstRate(facts),
+		cache: newPrefixCache(r.Cache, facts.KVCacheTokens, !r.KnownCache), firstRate: r.firstRate(facts),
 		result: Result{
 			Notes: slices.Clone(r.Marks), Cache: r.Cache, Facts: facts, GPUTime: facts.StartUp + GPUTimeOf(task.Done), Spent: SpentOn(task.Done),
 		},

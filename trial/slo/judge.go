@@ -144,17 +144,36 @@ func (s SLO) Stop(planned int) bench.Stop {
 			return true
 		}
 		return slices.ContainsFunc(s.Limits, func(l Limit) bool {
-			c, _ := l.check(counted, planned, now)
-			return l.Metric != ITL && c.Broken > earlyStop*(c.Allowed+1)
+			if l.Metric == ITL {
+				return false
+			}
+			c, _, _ := l.count(counted, planned, now)
+			return c.Broken > earlyStop*(c.Allowed+1)
 		})
 	}
 }
 
 // check judges one limit, and returns the known latencies in the order of their requests.
 func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c Check, values []float64) {
+	c, each, values := l.count(samples, planned, now)
+	c.Limit = l.String()
+	if l.Metric != ITL {
+		if endedEarly(samples, planned) {
+			l.undecide(each, samples, now)
+		}
+		c.Each = string(each)
+	}
+	c.ValueMS = bench.Percentile(slices.Sorted(slices.Values(values)), l.Percentile)
+	c.Headroom = c.headroom()
+	return c, values
+}
+
+// count counts the requests, or the gaps for ITL, that broke the limit, and how many may break it. It also returns a
+// character for each request, see Check.Each, and the known latencies in the order of their requests.
+func (l Limit) count(samples []bench.Sample, planned int, now time.Duration) (c Check, each []byte, values []float64) {
 	limit := render.InMilliseconds(l.Max)
-	c = Check{Limit: l.String(), Metric: l.Metric, MaxMS: limit}
-	each := make([]byte, len(samples))
+	c = Check{Metric: l.Metric, MaxMS: limit}
+	each, values = make([]byte, len(samples)), make([]float64, 0, len(samples))
 	for i := range samples {
 		s, known := &samples[i], len(values)
 		each[i] = Undecided
@@ -184,20 +203,12 @@ func (l Limit) check(samples []bench.Sample, planned int, now time.Duration) (c 
 		}
 	}
 	c.N += len(values)
-	if l.Metric != ITL {
-		if endedEarly(samples, planned) {
-			l.undecide(each, samples, now)
-		}
-		c.Each = string(each)
-	}
 	n := c.N
 	if l.Metric != ITL {
 		n = max(n, planned)
 	}
 	c.Allowed = int(math.Floor((100-l.Percentile)/100*float64(n) + 1e-9))
-	c.ValueMS = bench.Percentile(slices.Sorted(slices.Values(values)), l.Percentile)
-	c.Headroom = c.headroom()
-	return c, values
+	return c, each, values
 }
 
 func endedEarly(samples []bench.Sample, planned int) bool {

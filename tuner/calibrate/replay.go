@@ -26,7 +26,7 @@ type replayer struct {
 // newReplayer makes the runner start simulated servers.
 func newReplayer(runner *trial.Runner, chosen []*candidate, progress func(done, expected int)) *replayer {
 	r := &replayer{chosen: chosen, runner: runner, progress: progress}
-	runner.Start, runner.Source = r.rig.Start, &Memo{Source: runner.Source}
+	runner.Start, runner.Source, runner.KnownCache = r.rig.Start, &Memo{Source: runner.Source}, true
 	return r
 }
 

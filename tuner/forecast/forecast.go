@@ -202,6 +202,7 @@ func (f *Forecaster) capacities(ctx context.Context, p *sim.Profile, points []sp
 	runner.Source = &calibrate.Memo{Source: runner.Source}
 	runner.Lengths = predictedLengths(runner.Lengths, runner.Cache, rate)
 	runner.Search.Precision, runner.Search.MaxProbes, runner.WorstCase = 0, min(runner.Search.MaxProbes, maxProbes), false
+	runner.KnownCache = true
 	if rate > 0 {
 		runner.Search.Hint = rate
 	}
