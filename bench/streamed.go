@@ -29,9 +29,10 @@ const (
 	// minUnseen is the smallest number of unseen times that makes a run void. A few unseen times are normal: on a busy
 	// server both tokens of a short answer may share a chunk.
 	minUnseen = 8
-	// manyAnswers is the number of answers from which on maxUnseen decides. Fewer answers make a run void only if the
-	// times of all of them are unseen, because a busy machine may stop the client or the server during most of them.
-	manyAnswers = 10
+	// manyAnswers is the number of answers from which on maxUnseen decides. With fewer answers it is maxUnseenOfFew,
+	// because a busy machine may stop the client or the server during most of them.
+	manyAnswers    = 10
+	maxUnseenOfFew = 0.9
 	// maxReadLate is a limit on the median send lag. Above it, no run is void for unseen times. A load generator that is
 	// so late may read several chunks at once, although they arrived one by one.
 	maxReadLate = 5 * time.Millisecond
@@ -70,10 +71,10 @@ func (s *Sample) textless() int {
 
 // A visibility counts the times between tokens in a run, and how many of them cannot be seen.
 type visibility struct {
-	answers, seen int // answers of two or more tokens, and how many of them can be seen
-	gaps          int
-	unseen        [waysUnseen]int    // by reason
-	first         [waysUnseen]Sample // one answer as an example of each reason
+	answers int // answers of two or more tokens
+	gaps    int
+	unseen  [waysUnseen]int    // by reason
+	first   [waysUnseen]Sample // one answer as an example of each reason
 }
 
 func (v *visibility) add(s *Sample) {
@@ -83,9 +84,7 @@ func (v *visibility) add(s *Sample) {
 	}
 	v.answers++
 	v.gaps += gaps
-	if way, is := s.unseen(); !is {
-		v.seen++
-	} else {
+	if way, is := s.unseen(); is {
 		if v.unseen[way] == 0 {
 			v.first[way] = Sample{OutputTokens: s.OutputTokens, Chunks: s.Chunks, Pieces: s.Pieces, TextBytes: s.TextBytes}
 		}
@@ -101,7 +100,11 @@ func (v *visibility) voidReason(sendLag Stats) string {
 			worst = way
 		}
 	}
-	if all < minUnseen || float64(all) <= maxUnseen*float64(v.gaps) || v.answers < manyAnswers && v.seen > 0 || sendLag.P50 > render.InMilliseconds(maxReadLate) {
+	most := maxUnseen
+	if v.answers < manyAnswers {
+		most = maxUnseenOfFew
+	}
+	if all < minUnseen || float64(all) <= most*float64(v.gaps) || sendLag.P50 > render.InMilliseconds(maxReadLate) {
 		return ""
 	}
 	share, s := 100*float64(all)/float64(v.gaps), v.first[worst]

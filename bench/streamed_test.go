@@ -117,6 +117,7 @@ func TestHalfOfTheTimesMayBeUnseen(t *testing.T) {
 		{"most of them", append(slices.Repeat([]Sample{streamed}, 4), slices.Repeat([]Sample{whole}, 6)...), true},
 		{"most of a few", []Sample{streamed, whole, whole, whole}, false},
 		{"all of a few", []Sample{whole, whole}, true},
+		{"all of a few but a short one", []Sample{whole, whole, {First: 1, Last: time.Second, End: time.Second, OutputTokens: 2, WantTokens: 2, Chunks: 2, Pieces: 2, TextBytes: 4}}, true},
 		{"all of them, but the load generator was late and may have read chunks together", []Sample{late(whole), late(whole)}, false},
 		{"one answer of three tokens", []Sample{{First: 1, Last: 1, End: 1, OutputTokens: 3, WantTokens: 3, Chunks: 1}}, false},
 		{"samples of a load that does not count pieces", []Sample{{First: 1, Last: time.Second, End: time.Second, OutputTokens: 20, WantTokens: 20, Chunks: 2}}, false},
