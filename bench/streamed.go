@@ -78,8 +78,8 @@ type visibility struct {
 }
 
 func (v *visibility) add(s *Sample) {
-	gaps := max(0, s.OutputTokens-1)
-	if gaps == 0 {
+	gaps := s.OutputTokens - 1
+	if gaps < 1 {
 		return
 	}
 	v.answers++

@@ -64,5 +64,13 @@ func (o Objective) Factor(t Trial) float64 {
 	return 1
 }
 
+// Per returns the words that follow a figure of the objective: "" or " per GPU".
+func (o Objective) Per() string {
+	if o == CapacityPerGPU {
+		return " per GPU"
+	}
+	return ""
+}
+
 // GPUs returns how many GPUs the trial's server uses, by its args.
 func (t Trial) GPUs() int { return serverctl.GPUCount(t.Args) }

@@ -41,10 +41,7 @@ func newProgress(w io.Writer, s studies.Study, names []string, trials int) *prog
 	if len(s.Trials) > 0 {
 		best := "none has met the SLO yet"
 		if t, found := tuner.Incumbent(s); found {
-			best = fmt.Sprintf("best so far %s req/s", render.Number(s.Objective().Of(t).Carried()))
-			if s.Objective() == studies.CapacityPerGPU {
-				best += " per GPU"
-			}
+			best = fmt.Sprintf("best so far %s req/s%s", render.Number(s.Objective().Of(t).Carried()), s.Objective().Per())
 		}
 		p.shown.Line(0, "going on: %s, %s", render.Done(p.finished, trials, "trial"), best)
 	}

@@ -182,14 +182,6 @@ func flagsText(p space.Point, names []string) string {
 	return cmp.Or(strings.Join(set, " "), "-")
 }
 
-// per returns the words that follow a figure of the gain: "" or " per GPU".
-func (b Winner) per() string {
-	if b.objective == studies.CapacityPerGPU {
-		return " per GPU"
-	}
-	return ""
-}
-
 // perGPUText says how much the winner carries per GPU; "" if the study does not compare that.
 func (b Winner) perGPUText() string {
 	if b.objective != studies.CapacityPerGPU {

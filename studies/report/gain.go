@@ -125,7 +125,7 @@ func headline(b Winner, state studies.State) string {
 	if g == nil {
 		return "These are the best flags known so far; the default has not been measured yet."
 	}
-	over, r, per := originName(g.Origin), g.reference, b.per()
+	over, r, per := originName(g.Origin), g.reference, b.objective.Per()
 	switch c := b.Found.Result.Capacity; {
 	case g.Trial == b.Found.Number && !slices.ContainsFunc(b.same, func(t studies.Trial) bool { return t.State == studies.Done && t.Number != g.Trial }):
 		return fmt.Sprintf("Nothing has been compared with %s yet.", over)
@@ -168,7 +168,7 @@ func gainText(b Winner) string {
 	}
 	reference := fmt.Sprintf("trial %d, %s", g.Trial, originName(g.Origin))
 	if g.reference.Known() {
-		reference += fmt.Sprintf(" (%s req/s%s)", render.Number(g.reference.Rate), b.per())
+		reference += fmt.Sprintf(" (%s req/s%s)", render.Number(g.reference.Rate), b.objective.Per())
 	}
 	switch {
 	case g.Trial == b.Found.Number:
@@ -176,9 +176,9 @@ func gainText(b Winner) string {
 	case g.Bound == "":
 		return fmt.Sprintf("over %s: not known; %s", reference, unsureText(b))
 	case g.Bound == capacity.AtLeast:
-		return fmt.Sprintf("at least %s%s over %s, which carries at most %s", render.Percent(g.Ratio), b.per(), reference, render.Number(upper(g.reference)))
+		return fmt.Sprintf("at least %s%s over %s, which carries at most %s", render.Percent(g.Ratio), b.objective.Per(), reference, render.Number(upper(g.reference)))
 	}
-	return fmt.Sprintf("%s%s as measured, over %s", render.Percent(g.Ratio), b.per(), reference)
+	return fmt.Sprintf("%s%s as measured, over %s", render.Percent(g.Ratio), b.objective.Per(), reference)
 }
 
 // trustText says how sure the gain is; "" when there is no exact gain over another trial.

@@ -235,15 +235,15 @@ func (e *Evidence) weight(center float64) float64 {
 // errors.
 func (e *Evidence) clusterSize() float64 { return max(9, 5.5*math.Sqrt(e.Rate)) }
 
-// leastWeight is the weight of a probe that is too far from the center to change a fit.
-const leastWeight = 1e-12
+// minWeight is the weight of a probe that is too far from the center to change a fit.
+const minWeight = 1e-12
 
 // observe returns the requests of all probes, binned by the load around them. The fit is made around center (ln rate).
 func observe(probes []*Evidence, limit int, k kernel, center float64) []observation {
 	var observed []observation
 	for _, e := range probes {
 		weight, logRate := e.weight(center), math.Log(e.Rate)
-		if weight < leastWeight {
+		if weight < minWeight {
 			continue
 		}
 		for _, bin := range e.groups(k, limit) {

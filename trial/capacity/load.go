@@ -123,15 +123,7 @@ func (p *Population) fluctuationAt(k kernel, rate float64) fluctuation {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	at := window{k, int(math.Round(math.Log(rate) / rateStep))}
-	f, ok := p.known[at]
-	if !ok {
-		if p.known == nil {
-			p.known = make(map[window]fluctuation)
-		}
-		f = p.computeFluctuation(k, math.Exp(rateStep*float64(at.rate)))
-		p.known[at] = f
-	}
-	return f
+	return remembered(&p.known, at, func() fluctuation { return p.computeFluctuation(k, math.Exp(rateStep*float64(at.rate))) })
 }
 
 // computeFluctuation computes the fluctuation at a rate. fluctuationAt keeps the result in p.known.
