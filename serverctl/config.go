@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -148,21 +147,21 @@ var ownVariables = map[string]string{
 func OwnVariable(name string) (why string) { return ownVariables[name] }
 
 var (
-	secretName = regexp.MustCompile(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?([_-]|$)`)
+	secretName = pattern(`(?i)(TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL)S?([_-]|$)`)
 
 	// oftenSecret matches names that often hold a secret. Some of these names hold none: SSH_AUTH_SOCK holds a path.
-	oftenSecret = regexp.MustCompile(`(?i)(PASS|PASSPHRASE|_PWD|COOKIES?)$|(^|[_-])(PASSPHRASE|AUTH|AUTHORIZATION|COOKIES?)([_-]|$)`)
+	oftenSecret = pattern(`(?i)(PASS|PASSPHRASE|_PWD|COOKIES?)$|(^|[_-])(PASSPHRASE|AUTH|AUTHORIZATION|COOKIES?)([_-]|$)`)
 
 	// harmless matches switches and numbers. Such values are not secret, whatever the name of the variable is.
-	harmless = regexp.MustCompile(`^(?i:[0-9.]*|true|false|on|off|yes|no)$`)
+	harmless = pattern(`^(?i:[0-9.]*|true|false|on|off|yes|no)$`)
 )
 
 // SecretName reports whether the value of an environment variable or flag with this name must be hidden.
-func SecretName(name string) bool { return secretName.MatchString(name) }
+func SecretName(name string) bool { return secretName().MatchString(name) }
 
 // LikelySecret reports whether an environment variable probably holds a secret, by its name and value.
 func LikelySecret(name, value string) bool {
-	return !harmless.MatchString(value) && (SecretName(name) || oftenSecret.MatchString(name))
+	return !harmless().MatchString(value) && (SecretName(name) || oftenSecret().MatchString(name))
 }
 
 // A censor hides texts that nobody may read. The zero value hides nothing.

@@ -57,7 +57,7 @@ func TestDeathsAreRecognised(t *testing.T) {
 				cause = "-"
 			}
 			got := string(e.Class) + " " + cause + " " + culprit(e)
-			if got != want["is"] || !strings.Contains(e.Evidence, want["shows"]) || pointer.MatchString(e.Evidence) {
+			if got != want["is"] || !strings.Contains(e.Evidence, want["shows"]) || pointer().MatchString(e.Evidence) {
 				wrong++
 				t.Errorf("%s: %s\n  is    %s: %q\n  wants %s: %q", file, f.Name, got, e.Evidence, want["is"], want["shows"])
 			}

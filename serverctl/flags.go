@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -88,31 +87,31 @@ func lastSaid(text string) string {
 
 var (
 	// argparse indents options by two spaces and their descriptions by many more. vLLM indents its examples by three.
-	optionLine = regexp.MustCompile(`^  (--?[A-Za-z].*)$`)
+	optionLine = pattern(`^  (--?[A-Za-z].*)$`)
 	// A description begins two spaces after a short option, or on the next line.
-	description = regexp.MustCompile(` {2,}.*`)
+	description = pattern(` {2,}.*`)
 	// optionName matches each name of an option, with or without a value: "--seed SEED, -s SEED" up to Python 3.12,
 	// "-s, --seed SEED" from 3.13 on. It does not match choices such as {a,-b}, because their comma has no space after
 	// it.
-	optionName = regexp.MustCompile(`(?:^|, )(--?[A-Za-z][\w-]*)`)
+	optionName = pattern(`(?:^|, )(--?[A-Za-z][\w-]*)`)
 	// choices matches the values of an option with choices: --kv-cache-dtype {auto,fp8,fp8_e4m3}.
-	choices = regexp.MustCompile(`\{([^{}]*)\}`)
+	choices = pattern(`\{([^{}]*)\}`)
 )
 
 // parseHelp parses the flags of an argparse help.
 func parseHelp(text string) Flags {
 	flags := Flags{}
-	for line := range strings.Lines(colours.ReplaceAllString(text, "")) {
-		option := optionLine.FindStringSubmatch(strings.TrimRight(line, "\r\n"))
+	for line := range strings.Lines(colours().ReplaceAllString(text, "")) {
+		option := optionLine().FindStringSubmatch(strings.TrimRight(line, "\r\n"))
 		if option == nil {
 			continue
 		}
-		names := description.ReplaceAllString(option[1], "")
+		names := description().ReplaceAllString(option[1], "")
 		var values []string
-		if c := choices.FindStringSubmatch(names); c != nil {
+		if c := choices().FindStringSubmatch(names); c != nil {
 			values = strings.Split(c[1], ",")
 		}
-		for _, name := range optionName.FindAllStringSubmatch(names, -1) {
+		for _, name := range optionName().FindAllStringSubmatch(names, -1) {
 			flags[name[1]] = values
 		}
 	}

@@ -92,7 +92,7 @@ func (l *logbook) Write(b []byte) (int, error) {
 
 // seeShards records which percentage of the weight files is loaded, if the line tells it.
 func (l *logbook) seeShards(line []byte) {
-	if g := shardsLoaded.FindSubmatch(line); g != nil {
+	if g := shardsLoaded().FindSubmatch(line); g != nil {
 		l.shards = int(parseFigure(string(g[1])))
 	}
 }
@@ -117,12 +117,12 @@ func (l *logbook) endLine() {
 	if len(line) == maxLine { // the line may have been cut inside a secret
 		line = line[:len(line)-l.censor.longest]
 	}
-	line = colours.ReplaceAllString(line[strings.LastIndexByte(line, '\r')+1:], "")
+	line = colours().ReplaceAllString(line[strings.LastIndexByte(line, '\r')+1:], "")
 	line = l.censor.hide(line)
 	if l.fullLog != nil && l.writeErr == nil {
 		_, l.writeErr = io.WriteString(l.fullLog, line+"\n")
 	}
-	if strings.TrimSpace(line) == "" || accessLine.MatchString(line) {
+	if strings.TrimSpace(line) == "" || accessLine().MatchString(line) {
 		return
 	}
 	if len(l.tail) == tailLines {
@@ -137,17 +137,17 @@ func (l *logbook) learn(line string) {
 	if !l.loaded {
 		l.seeShards([]byte(line))
 	}
-	text := processPrefix.ReplaceAllString(line, "")
-	level := levelPrefix.FindStringSubmatch(text)
+	text := processPrefix().ReplaceAllString(line, "")
+	level := levelPrefix().FindStringSubmatch(text)
 	if level == nil {
-		level = dynamoPrefix.FindStringSubmatch(text)
+		level = dynamoPrefix().FindStringSubmatch(text)
 	}
 	if level != nil {
 		text = text[len(level[0]):]
 	}
 	l.signs.learnOutside(text, l.loaded)
 	if level == nil || level[1] == "ERROR" || level[1] == "CRITICAL" {
-		l.signs.learn(text, ofEngine.MatchString(line), l.loaded)
+		l.signs.learn(text, ofEngine().MatchString(line), l.loaded)
 		return
 	}
 	switch {
@@ -163,12 +163,12 @@ func (l *logbook) learn(line string) {
 		l.args = parseNonDefault(dict)
 	}
 	for _, f := range factPatterns {
-		if g := f.text.FindStringSubmatch(text); g != nil {
+		if g := f.text().FindStringSubmatch(text); g != nil {
 			f.read(&l.facts, g)
 		}
 	}
 	for _, p := range phasePatterns {
-		if p.text.MatchString(text) {
+		if p.text().MatchString(text) {
 			l.enter(p.name, time.Now())
 		}
 	}
@@ -203,36 +203,36 @@ func addPart(parts []Part, name string, took time.Duration) []Part {
 // learn keeps the first line of each kind. An exception of the engine replaces an exception of the API server, because
 // the API server only repeats what the engine reported.
 func (s *signs) learn(text string, ofEngine, loaded bool) {
-	if survived.MatchString(text) {
+	if survived().MatchString(text) {
 		return
 	}
-	if frame.MatchString(text) { // a traceback's line of code does not tell what failed
-		if !marks.MatchString(text) {
+	if frame().MatchString(text) { // a traceback's line of code does not tell what failed
+		if !marks().MatchString(text) {
 			s.code = shorten(text)
 		}
 		return
 	}
 	if e := recognise(text, loaded); e != nil && (s.known == nil || s.yields(e, loaded)) {
-		if pydanticField.MatchString(e.Evidence) { // the previous line names the field
+		if pydanticField().MatchString(e.Evidence) { // the previous line names the field
 			e.Evidence = s.last + ": " + e.Evidence
 		}
 		s.known, s.at = e, time.Now()
 	}
-	if !pointer.MatchString(text) && !wrapper.MatchString(text) {
+	if !pointer().MatchString(text) && !wrapper().MatchString(text) {
 		s.last = shorten(text)
 	}
-	if g := usageError.FindStringSubmatch(text); g != nil {
+	if g := usageError().FindStringSubmatch(text); g != nil {
 		s.usage = shorten(g[1])
 	}
 	switch {
-	case wrapper.MatchString(text):
+	case wrapper().MatchString(text):
 		if s.wrapper == "" {
 			s.wrapper = shorten(text)
 			if loaded && !s.ofEngine {
 				s.exception = "" // the exception came from a failed request, and the server survived it
 			}
 		}
-	case exception.MatchString(text) && !pointer.MatchString(text):
+	case exception().MatchString(text) && !pointer().MatchString(text):
 		if s.exception == "" || ofEngine && !s.ofEngine {
 			s.exception, s.ofEngine = shorten(text), ofEngine
 			if !strings.Contains(text, ": ") && s.code != "" { // a bare AssertionError says nothing
@@ -260,7 +260,7 @@ func (s *signs) yields(to *ExitError, loaded bool) bool {
 // recognise returns the failure that deathPatterns gives for a line, or nil.
 func recognise(text string, loaded bool) *ExitError {
 	for _, d := range deathPatterns {
-		g := d.text.FindStringSubmatch(text)
+		g := d.text().FindStringSubmatch(text)
 		if g == nil {
 			continue
 		}
@@ -379,7 +379,7 @@ func (e exitState) status() int {
 // tellingLine returns the given line. But if that line only refers to other lines, tellingLine returns the last line
 // that says more.
 func (s *signs) tellingLine(line string) string {
-	if pointer.MatchString(line) {
+	if pointer().MatchString(line) {
 		return s.last
 	}
 	return line

@@ -1,7 +1,6 @@
 package serverctl
 
 import (
-	"regexp"
 	"strconv"
 	"syscall"
 )
@@ -14,21 +13,21 @@ var (
 	// launchers/launcher.py (0.32), vllm/v1/utils.py. During a start, the signal handler in setup_server raises
 	// KeyboardInterrupt, which Python prints as the last line. An API server that ends because its engine died logs
 	// other texts.
-	askedToEnd = regexp.MustCompile(`Shutting down FastAPI HTTP server\.|\[shutdown\] API server: shutdown triggered|` +
+	askedToEnd = pattern(`Shutting down FastAPI HTTP server\.|\[shutdown\] API server: shutdown triggered|` +
 		`Received KeyboardInterrupt, shutting down|^KeyboardInterrupt(?:: terminated)?$`)
 	// engineAsked matches what an engine of 0.32 logs when it is asked to end (vllm/v1/engine/core.py). A failing API
 	// server asks its engine in the same way, and logs its own reason later.
-	engineAsked = regexp.MustCompile(`\[shutdown\] EngineCore: trigger received signal=\w+|WorkerProc was terminated`)
+	engineAsked = pattern(`\[shutdown\] EngineCore: trigger received signal=\w+|WorkerProc was terminated`)
 	// processDied matches a report that a process died: vllm/v1/engine/core_client.py,
 	// vllm/v1/executor/multiproc_executor.py and ray_executor_v2.py, vllm/v1/utils.py. Group 1 is the exit code, or
 	// minus the signal's number. Group 1 is empty for 0.14.1, which reports neither of them.
-	processDied = regexp.MustCompile(`(?:proc|process|Process|RayWorkerProc|VllmWorkerProcess) .*died(?: unexpectedly| with exit code|,)(?:.*?(?:exit code:? ?)(-?\d+))?|` +
+	processDied = pattern(`(?:proc|process|Process|RayWorkerProc|VllmWorkerProcess) .*died(?: unexpectedly| with exit code|,)(?:.*?(?:exit code:? ?)(-?\d+))?|` +
 		`engine core exited unexpectedly`)
 	// failedProcs matches the last log line of a start that failed because the engine died (vllm/v1/engine/utils.py).
 	// In 0.14.1 this line leaves out killed processes.
-	failedProcs = regexp.MustCompile(`Engine core initialization failed.*Failed core proc\(s\): \{(?:'[^']*': (-?\d+))?`)
+	failedProcs = pattern(`Engine core initialization failed.*Failed core proc\(s\): \{(?:'[^']*': (-?\d+))?`)
 	// shellsWord matches a shell's report about a child, such as: serve.sh: line 3: 4711 Killed    vllm serve …
-	shellsWord = regexp.MustCompile(`^\S+: line \d+: +\d+ (Killed|Terminated)\b.*`)
+	shellsWord = pattern(`^\S+: line \d+: +\d+ (Killed|Terminated)\b.*`)
 )
 
 // signalFailure returns the failure of a process that a signal ended, or nil if the process exited by itself. It takes
@@ -66,9 +65,9 @@ func (s *signs) learnOutside(text string, loaded bool) {
 		return
 	}
 	switch {
-	case s.wrapper == "" && askedToEnd.MatchString(text):
+	case s.wrapper == "" && askedToEnd().MatchString(text):
 		s.outside = &ExitError{Class: Infrastructure, Cause: Terminated, Evidence: shorten(text)}
-	case engineAsked.MatchString(text):
+	case engineAsked().MatchString(text):
 		if s.asked == "" {
 			s.asked = shorten(text)
 		}
@@ -82,12 +81,12 @@ func (s *signs) learnOutside(text string, loaded bool) {
 
 // processEnd returns the failure if a line reports the death of a process, and nil otherwise.
 func processEnd(text string, loaded bool) *ExitError {
-	if g := shellsWord.FindStringSubmatch(text); g != nil {
+	if g := shellsWord().FindStringSubmatch(text); g != nil {
 		return signalFailure(map[string]int{"Killed": -9, "Terminated": -15}[g[1]], loaded, shorten(text))
 	}
 	evidence := shorten(text)
-	g := processDied.FindStringSubmatch(text)
-	start := failedProcs.FindStringSubmatch(text)
+	g := processDied().FindStringSubmatch(text)
+	start := failedProcs().FindStringSubmatch(text)
 	switch {
 	case g == nil && start == nil:
 		return nil

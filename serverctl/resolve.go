@@ -4,7 +4,6 @@ import (
 	"context"
 	"maps"
 	"net/http"
-	"regexp"
 	"strings"
 
 	"vllmtuner/serverctl/exposition"
@@ -51,12 +50,12 @@ func (c *client) resolvedArgs(ctx context.Context, commandLine map[string]string
 // pythonPair matches a key and its value in a Python dict as vLLM prints it, such as: 'max_num_seqs': 8, 'model': '/m',
 // 'speculative_config': {'method': 'ngram'}. If the value is itself a dict or list, without further nesting, it is
 // matched as a whole.
-var pythonPair = regexp.MustCompile(`'(\w+)': ('(?:[^'\\]|\\.)*'|\{[^{}]*\}|\[[^\[\]]*\]|[^,{}\[\]]+)`)
+var pythonPair = pattern(`'(\w+)': ('(?:[^'\\]|\\.)*'|\{[^{}]*\}|\[[^\[\]]*\]|[^,{}\[\]]+)`)
 
 // parseNonDefault parses the dict of vLLM's log line "non-default args: {…}" (vllm/entrypoints/utils.py).
 func parseNonDefault(dict string) map[string]string {
 	args := map[string]string{}
-	for _, pair := range pythonPair.FindAllStringSubmatch(strings.TrimSuffix(strings.TrimPrefix(dict, "{"), "}"), -1) {
+	for _, pair := range pythonPair().FindAllStringSubmatch(strings.TrimSuffix(strings.TrimPrefix(dict, "{"), "}"), -1) {
 		name := strings.ReplaceAll(pair[1], "_", "-")
 		if name == "host" || name == "port" || name == "api-server-count" || SecretName(pair[1]) {
 			continue // the tuner sets this flag, or its value is secret
