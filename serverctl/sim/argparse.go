@@ -74,15 +74,16 @@ type parser struct {
 }
 
 // parserOf returns the parser of a version, which must be in Versions.
-func parserOf(version string) *parser { return allParsers()[version] }
+func parserOf(version string) *parser { return parsers[version]() }
 
-var allParsers = sync.OnceValue(func() map[string]*parser {
-	all := map[string]*parser{}
+// parsers has a function for each version, which reads the flags at its first call.
+var parsers = func() map[string]func() *parser {
+	all := map[string]func() *parser{}
 	for _, v := range Versions {
-		all[v] = newParser(v)
+		all[v] = sync.OnceValue(func() *parser { return newParser(v) })
 	}
 	return all
-})
+}()
 
 // newParser reads the flags of a version. It panics if the flags are malformed. They cannot be malformed, because they
 // are part of the program, and tests read them all.

@@ -70,7 +70,6 @@ var (
 	withoutCommon = strings.NewReplacer(
 		`{engine="0",`+recordedModel+"}", "", `engine="0",`, "", ","+recordedModel, "", recordedModel+",", "")
 	escapeLabel = strings.NewReplacer("\\", "\\\\", "\n", "\\n", "\"", "\\\"")
-	ofHistogram = regexp.MustCompile(`_(bucket|count|sum)$`)
 	labelPair   = regexp.MustCompile(`(\w+)="[^"]*"`)
 )
 
@@ -89,7 +88,7 @@ func (s *stats) exposition(e *sim.Engine) string {
 				s.histograms[words[2]].write(&b, words[2], model)
 			}
 			continue
-		case ofHistogram.MatchString(name): // the histogram's samples were already written after its TYPE line
+		case isOfHistogram(name): // the histogram's samples were already written after its TYPE line
 			continue
 		case strings.HasSuffix(name, "_created"):
 			value = created
@@ -99,6 +98,11 @@ func (s *stats) exposition(e *sim.Engine) string {
 		b.WriteString(strings.Replace(line, recordedModel, model, 1) + " " + pythonFloat(value) + "\n")
 	}
 	return b.String()
+}
+
+// isOfHistogram reports whether samples of this name belong to a histogram.
+func isOfHistogram(name string) bool {
+	return strings.HasSuffix(name, "_bucket") || strings.HasSuffix(name, "_count") || strings.HasSuffix(name, "_sum")
 }
 
 // values returns the simulated values. A key is the name and the labels of a sample, without the labels that nearly

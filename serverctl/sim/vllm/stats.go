@@ -24,19 +24,15 @@ type stats struct {
 	histograms map[string]*histogram // by name; one for each histogram in the field lines
 }
 
-var (
-	bucketLine = regexp.MustCompile(`^(.+)_bucket\{.*le="([\d.]+)"`)
-	// lengthHistogram matches the names of histograms whose bounds depend on the length of the longest request.
-	lengthHistogram = regexp.MustCompile(`^vllm:request_\w*tokens$`)
-)
+// lengthHistogram matches the names of histograms whose bounds depend on the length of the longest request.
+var lengthHistogram = regexp.MustCompile(`^vllm:request_\w*tokens$`)
 
 func newStats(o sim.Options) *stats {
 	s := &stats{since: time.Now(), lines: metricLines(o), histograms: map[string]*histogram{}}
 	bounds := map[string][]float64{}
 	for _, line := range s.lines {
-		if bucket := bucketLine.FindStringSubmatch(line); bucket != nil {
-			bound, _ := strconv.ParseFloat(bucket[2], 64) // cannot fail: tests read the files of all versions
-			bounds[bucket[1]] = append(bounds[bucket[1]], bound)
+		if name, bound, ok := parseBucket(line); ok {
+			bounds[name] = append(bounds[name], bound)
 		}
 	}
 	for name, list := range bounds {
@@ -46,6 +42,15 @@ func newStats(o sim.Options) *stats {
 		s.histograms[name] = &histogram{bounds: list, counts: make([]uint64, len(list)+1)}
 	}
 	return s
+}
+
+// parseBucket returns the name of the histogram and the upper bound, if the line is a bucket with a finite bound.
+func parseBucket(line string) (name string, bound float64, ok bool) {
+	name, labels, _ := strings.Cut(line, "_bucket{")
+	_, after, _ := strings.Cut(labels, `le="`)
+	text, _, _ := strings.Cut(after, `"`)
+	bound, err := strconv.ParseFloat(text, 64)
+	return name, bound, err == nil && !math.IsInf(bound, 1)
 }
 
 // observe counts a value in a histogram, if the version has it.
