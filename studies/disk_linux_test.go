@@ -72,7 +72,10 @@ func TestDiskFillsUp(t *testing.T) {
 	}
 	wantError(t, err, dir)
 	wantError(t, s.SetState(Failed, "full"), "set the study's state", "not usable")
-	try(t, s.Close(), os.Remove(ballast))
+	if err = s.Close(); !errors.Is(err, unix.ENOSPC) { // Close needs a page, and another writer may have taken those that the database gave back
+		try(t, err)
+	}
+	try(t, os.Remove(ballast))
 
 	s = open(t, dir)
 	study, err := s.Study()
