@@ -50,38 +50,35 @@ func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
 			t.Fatalf("%d bytes are in the page cache, %v; want none", n, err)
 		}
 	}
-	var told, last int64
-	report, err := Warm(t.Context(), files, 1<<30, func(done, of int64) {
-		if done <= last || of != total {
-			t.Errorf("told %d of %d after %d", done, of, last)
+	// warms wants that Warm gives the report after some files were forgotten. The kernel may drop any page at any time, so
+	// Warm has five attempts.
+	warms := func(forgotten []File, want Report) {
+		t.Helper()
+		var report Report
+		for range 5 {
+			forget(t, forgotten)
+			var told, last int64
+			var err error
+			report, err = Warm(t.Context(), files, 1<<30, func(done, of int64) {
+				if done <= last || of != total {
+					t.Errorf("told %d of %d after %d", done, of, last)
+				}
+				told, last = told+1, done
+			})
+			try(t, err)
+			if report.Read == total && (told < 4 || last != total || report.Took <= 0) {
+				t.Errorf("progress was told %d times, last of %d bytes, in %s", told, last, report.Took)
+			}
+			report.Took = 0
+			if report == want {
+				return
+			}
 		}
-		told, last = told+1, done
-	})
-	try(t, err)
-	if report.Bytes != total || report.WasResident != 0 || report.NowResident != total || report.Read != total || report.Skipped != "" || report.Took <= 0 {
-		t.Errorf("the report is %+v, want all %d bytes read and resident", report, total)
+		t.Errorf("the report is %+v, want %+v", report, want)
 	}
-	if told < 4 || last != total {
-		t.Errorf("progress was told %d times, last of %d bytes", told, last)
-	}
-
-	report, err = Warm(t.Context(), files, 1<<30, nil)
-	try(t, err)
-	if report.Read != 0 || report.WasResident != total || report.NowResident != total || report.Skipped == "" {
-		t.Errorf("a second report is %+v, want that nothing was read", report)
-	}
-
-	want := Report{Bytes: total, Read: 5 << 20, WasResident: total - 5<<20, NowResident: total}
-	for range 5 { // the kernel may drop pages of the other files too
-		forget(t, files[2:])
-		report, err = Warm(t.Context(), files, 1<<30, nil)
-		try(t, err)
-		report.Took = 0
-		if report == want {
-			return
-		}
-	}
-	t.Errorf("after one file was forgotten the report is %+v, want that alone read: %+v", report, want)
+	warms(files, Report{Bytes: total, Read: total, NowResident: total})
+	warms(nil, Report{Bytes: total, WasResident: total, NowResident: total, Skipped: "all of the weights were in the page cache"})
+	warms(files[2:], Report{Bytes: total, Read: 5 << 20, WasResident: total - 5<<20, NowResident: total})
 }
 
 func TestPartOfAFileIsInThePageCache(t *testing.T) {
@@ -90,7 +87,7 @@ func TestPartOfAFileIsInThePageCache(t *testing.T) {
 	try(t, err, unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_RANDOM)) // the kernel shall not read ahead
 	_, err = io.ReadFull(f, make([]byte, 4<<20))
 	try(t, err, f.Close())
-	if n, err := resident(files); err != nil || n < 4<<20 || n > 5<<20 {
+	if n, err := resident(files); err != nil || n < 3<<20 || n > 5<<20 { // the kernel may have dropped some
 		t.Errorf("%d bytes are in the page cache, %v; want the 4 MiB that were read", n, err)
 	}
 }
