@@ -12,9 +12,10 @@ BENCH   ?= .
 TAGS    := netgo osusergo sqlite_omit_load_extension
 LDFLAGS := -s -w -X main.version=$(VERSION)
 
-# ./... leaves out folders with a leading dot, so PACKAGES names the project's own tools too. The tags vllm and nfs only add files, so
-# the linters see all files with them.
-PACKAGES := ./... ./.ci/testsum ./.ci/realtimetests
+# ./... leaves out folders with a leading dot, so PACKAGES names the project's own tools too. The packages whose tests take longest
+# come first, so that make test does not end with one of them alone. The tags vllm and nfs only add files, so the linters see all files
+# with them.
+PACKAGES := ./cmd/tuner ./tuner ./studies ./tuner/sampler ./... ./.ci/testsum ./.ci/realtimetests
 
 .DEFAULT_GOAL := help
 .PHONY: help build demo picture test lint bench cover static image vllm test-vllm test-vllm-faults soak-server
@@ -32,15 +33,13 @@ demo: build ## Run a whole study on the simulated H200: within a minute once it 
 picture: ## Write docs/demo.svg, the picture in README.md, from what the demo prints.
 	UPDATE_PICTURE=1 go test -count 1 -run '^TestPictureOfTheREADME$$' ./cmd/tuner
 
-# The tests of many packages mostly wait for a process or a clock, so make test runs two packages on each core. It begins
-# with the packages whose tests take longest, so that none of them is left alone at the end.
+# The tests of many packages mostly wait for a process or a clock, so make test runs two packages on each core.
 # The race detector lets each program sleep for a second before it ends. Hundreds of programs end during the tests, so GORACE shortens
 # that sleep. With GOGC=400 the tests spend a tenth less CPU time, because garbage is collected less often.
-LONGEST := ./cmd/tuner ./tuner ./studies ./tuner/sampler
 TESTED ?= $(shell expr 2 '*' $$(getconf _NPROCESSORS_ONLN))
 
 test: ## Run all tests with the race detector; list the skipped tests and their reasons at the end.
-	@GORACE=atexit_sleep_ms=10 GOGC=400 go test -race -p $(TESTED) -timeout 20m -json $(LONGEST) $(PACKAGES) | go run ./.ci/testsum
+	@GORACE=atexit_sleep_ms=10 GOGC=400 go test -race -p $(TESTED) -timeout 20m -json $(PACKAGES) | go run ./.ci/testsum
 
 # -stringsbuilder=false: for three pieces of text, the strings.Builder that go fix advises is longer and no faster.
 lint: ## Run gofmt, go vet, staticcheck and go fix, and fail if one of them finds something.

@@ -187,6 +187,8 @@ func (s *faultRun) run(t *testing.T, root string) (left string) {
 	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
 	defer stop()
 	cmd := exec.CommandContext(ctx, os.Args[0])
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGQUIT) } // a tuner that hangs writes where its goroutines wait
+	cmd.WaitDelay = 10 * time.Second
 	started := make(chan struct{}) // closed when cmd.Start has returned; the tuner may make calls before that
 	s.kill = func() {
 		<-started

@@ -64,9 +64,9 @@ func forward(to io.Writer, from io.Reader) {
 }
 
 // bannedForms are texts that no command may print, each with the text to print instead. Each match of a form contains
-// its word. Most lines do not, so they need no regular expression.
+// its part. Most lines do not, so they need no regular expression.
 var bannedForms = []struct {
-	word    string
+	part    string
 	form    *regexp.Regexp
 	instead string
 }{
@@ -97,7 +97,7 @@ func checkRecorded(t *testing.T, dir string) {
 func bannedIn(text string) (all []string) {
 	for line := range strings.Lines(text) {
 		for _, u := range bannedForms {
-			if !strings.Contains(line, u.word) {
+			if !strings.Contains(line, u.part) {
 				continue
 			}
 			if found := u.form.FindString(line); found != "" {

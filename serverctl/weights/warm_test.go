@@ -50,9 +50,9 @@ func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
 			t.Fatalf("%d bytes are in the page cache, %v; want none", n, err)
 		}
 	}
-	// warms wants that Warm gives the report after some files were forgotten. The kernel may drop any page at any time, so
+	// wantReport wants that Warm gives the report after some files were forgotten. The kernel may drop any page at any time, so
 	// Warm has five attempts.
-	warms := func(forgotten []File, want Report) {
+	wantReport := func(forgotten []File, want Report) {
 		t.Helper()
 		var report Report
 		for range 5 {
@@ -66,7 +66,7 @@ func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
 				told, last = told+1, done
 			})
 			try(t, err)
-			if report.Read == total && (told < 4 || last != total || report.Took <= 0) {
+			if report.Read > 0 && (last != total || report.Took <= 0) || report.Read == total && told < 4 {
 				t.Errorf("progress was told %d times, last of %d bytes, in %s", told, last, report.Took)
 			}
 			report.Took = 0
@@ -76,9 +76,9 @@ func TestWarmReadsWhatIsNotInThePageCache(t *testing.T) {
 		}
 		t.Errorf("the report is %+v, want %+v", report, want)
 	}
-	warms(files, Report{Bytes: total, Read: total, NowResident: total})
-	warms(nil, Report{Bytes: total, WasResident: total, NowResident: total, Skipped: "all of the weights were in the page cache"})
-	warms(files[2:], Report{Bytes: total, Read: 5 << 20, WasResident: total - 5<<20, NowResident: total})
+	wantReport(files, Report{Bytes: total, Read: total, NowResident: total})
+	wantReport(nil, Report{Bytes: total, WasResident: total, NowResident: total, Skipped: "all of the weights were in the page cache"})
+	wantReport(files[2:], Report{Bytes: total, Read: 5 << 20, WasResident: total - 5<<20, NowResident: total})
 }
 
 func TestPartOfAFileIsInThePageCache(t *testing.T) {
@@ -88,7 +88,7 @@ func TestPartOfAFileIsInThePageCache(t *testing.T) {
 	_, err = io.ReadFull(f, make([]byte, 4<<20))
 	try(t, err, f.Close())
 	if n, err := resident(files); err != nil || n < 3<<20 || n > 5<<20 { // the kernel may have dropped some
-		t.Errorf("%d bytes are in the page cache, %v; want the 4 MiB that were read", n, err)
+		t.Errorf("%d bytes are in the page cache, %v; want about the 4 MiB that were read", n, err)
 	}
 }
 

@@ -47,7 +47,7 @@ func newStats(o sim.Options) *stats {
 // parseBucket returns the name of the histogram and the upper bound, if the line is a bucket with a finite bound.
 func parseBucket(line string) (name string, bound float64, ok bool) {
 	name, labels, _ := strings.Cut(line, "_bucket{")
-	_, after, _ := strings.Cut(labels, `le="`)
+	_, after, _ := strings.Cut(labels, `,le="`)
 	text, _, _ := strings.Cut(after, `"`)
 	bound, err := strconv.ParseFloat(text, 64)
 	return name, bound, err == nil && !math.IsInf(bound, 1)
