@@ -3,8 +3,8 @@ package trial
 import (
 	"cmp"
 	"context"
+	"encoding/binary"
 	"errors"
-	"fmt"
 	"math"
 	"reflect"
 	"slices"
@@ -212,11 +212,14 @@ func (s *stub) ask(q *workload.Request) {
 		s.seen = make(map[string]bool)
 	}
 	s.asked += 16
-	prompt := fmt.Sprint(q.Text, q.Tokens)
-	if s.seen[prompt] {
+	prompt, err := binary.Append([]byte(q.Text), binary.LittleEndian, q.Tokens)
+	if err != nil {
+		panic(err) // tokens are integers of a fixed size
+	}
+	if s.seen[string(prompt)] {
 		s.found += 16
 	}
-	s.seen[prompt] = true
+	s.seen[string(prompt)] = true
 }
 
 // answer completes the samples. Each answer lacks as many tokens as missing says.

@@ -292,15 +292,15 @@ func TestWhatIsNotKnownIsNotSaid(t *testing.T) {
 
 // A running trial, and trials of an earlier world, do not count.
 func TestOnlyTheDecidingWorldCounts(t *testing.T) {
-	one := spaceOf(t, []space.Parameter{{Name: "a", Kind: space.Int, Min: 1, Max: 100}})
-	study := search(t, "random", one, 1, 12, 0.01, space.Point{"a": "1"}, func(p space.Point) float64 { u, _ := one.Unit(p); return math.Exp(u[0]) })
-	before := Derive(study, one)
-	study.Trials = append(study.Trials, studies.Trial{Number: 12, State: studies.Running, Point: space.Point{"a": "50"}})
-	if after := Derive(study, one); before == nil || before.Flat == nil || !reflect.DeepEqual(before, after) {
+	two := spaceOf(t, []space.Parameter{{Name: "a", Kind: space.Int, Min: 1, Max: 100}, {Name: "b", Kind: space.Int, Min: 1, Max: 100}})
+	study := search(t, "random", two, 1, 12, 0.01, space.Point{"a": "1", "b": "2"}, func(p space.Point) float64 { u, _ := two.Unit(p); return math.Exp(u[0]) })
+	before := Derive(study, two)
+	study.Trials = append(study.Trials, studies.Trial{Number: 12, State: studies.Running, Point: space.Point{"a": "50", "b": "50"}})
+	if after := Derive(study, two); before == nil || before.Mattered == nil || before.Flat == nil || !reflect.DeepEqual(before, after) {
 		t.Errorf("with a running trial: %+v, want %+v", after, before)
 	}
 	study.Events = []studies.Event{{Kind: studies.Drift, Trial: 12, Changes: studies.Changes{{Fact: "model", Was: new("a"), Is: new("b")}}}}
-	if i := Derive(study, one); i != nil {
+	if i := Derive(study, two); i != nil {
 		t.Errorf("after a change of the world: %+v, want nil", i)
 	}
 }
