@@ -21,6 +21,8 @@ func TestParseCounters(t *testing.T) {
 		err        string
 	}{
 		{"0.14.1", read("metrics-0.14.1.txt"), Counters{PrefixQueries: 2, PromptTokens: 2, GenerationTokens: 8}, ""},
+		{"0.25.1 on an H200 under load", read("metrics-0.25.1.txt"), Counters{Running: 122, KVUsage: 0.3013870077322681, PrefixQueries: 3380180,
+			PrefixHits: 3069280, PromptTokens: 3380180, GenerationTokens: 240064}, ""},
 		{"0.32.0", read("metrics-0.32.0.txt"), Counters{PrefixQueries: 3967, PromptTokens: 3967, GenerationTokens: 1927}, ""},
 		{"two engines are added, their KV usage is averaged", `
 vllm:num_requests_running{engine="0",model_name="a}b {c"} 3.0

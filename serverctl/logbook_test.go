@@ -60,6 +60,8 @@ func TestFactsOfBothLayouts(t *testing.T) {
 	}{
 		{"0.14.1 on a CPU, two lines", read("start-0.14.1.log"), Facts{Version: "0.14.1", KVCacheTokens: 2097152, MaxConcurrency: 1024}},
 		{"0.32.0 on a CPU, one line", read("start-0.32.0.log"), Facts{Version: "0.32.0", KVCacheTokens: 2097152, MaxConcurrency: 1024}},
+		{"0.25.1 on an H200", read("start-0.25.1.log"),
+			Facts{Version: "0.25.1", KVCacheTokens: 933248, KVCacheGiB: 113.92, MaxConcurrency: 56.96, ModelGiB: 13.54, GraphGiB: 0.98, Compiled: true}},
 		{"0.33 with its logo turned off", "INFO 11-20 18:31:44 [api_utils.py:347] vLLM server version 0.33.0, serving model /m\n", Facts{Version: "0.33.0"}},
 		{"two GPUs: the smaller cache counts", gpu, Facts{KVCacheTokens: 340112, KVCacheGiB: 51.9, MaxConcurrency: 20.76, ModelGiB: 66.5, GraphGiB: 0.83}},
 		{"the simulator", "(EngineCore_DP0 pid=3) INFO 11-20 19:48:22 [core.py:97] Initializing a V1 LLM engine (v0.14.1) with config: model='m', simulated profile small\n",
