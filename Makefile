@@ -18,7 +18,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION)
 PACKAGES := ./cmd/tuner ./tuner ./studies ./tuner/sampler ./... ./.ci/testsum ./.ci/realtimetests
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo picture test lint bench cover static image vllm test-vllm test-vllm-faults soak-server
+.PHONY: help build demo picture compile test lint bench cover static image vllm test-vllm test-vllm-faults soak-server
 
 help: ## Show the targets.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ demo: build ## Run a whole study on the simulated H200: within a minute once it 
 
 picture: ## Write docs/demo.svg, the picture in README.md, from what the demo prints.
 	UPDATE_PICTURE=1 go test -count 1 -run '^TestPictureOfTheREADME$$' ./cmd/tuner
+
+compile: ## Compile all packages and their tests with the race detector; make test then only links and vets them.
+	go list -race -test -export -f '{{""}}' $(PACKAGES)
 
 # The tests of many packages mostly wait for a process or a clock, so make test runs two packages on each core.
 # The race detector lets each program sleep for a second before it ends. Hundreds of programs end during the tests, so GORACE shortens
@@ -124,10 +127,10 @@ sim-fit: ## Compare the simulator with measured servers and write docs/simulator
 	SIM_FIT=write go test -run '^TestFit$$' -count 1 ./serverctl/sim
 
 test-real-time: ## Run the tests for which the race detector is too slow: real time against virtual time, 1,024 streams on one core, whole searches and demos, kills, a long study (SHORT=-short: without the longest).
-	go test $$(go run ./.ci/realtimetests) -timeout 10m -count 1 -v $(SHORT)
+	tests=$$(go run ./.ci/realtimetests) && go test $$tests -timeout 10m -count 1 -v $(SHORT)
 
 soak-real-time: ## Run test-real-time with more seeds, kills and orders of moves: half an hour.
-	SOAK_REAL_TIME=1 go test $$(go run ./.ci/realtimetests) -timeout 2h -count 1 -v
+	tests=$$(go run ./.ci/realtimetests) && SOAK_REAL_TIME=1 go test $$tests -timeout 2h -count 1 -v
 
 .PHONY: test-nfs soak-nfs
 

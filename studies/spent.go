@@ -16,8 +16,7 @@ func (s *Store) Spend(more trial.Spent) {
 }
 
 // Killed returns how long the study's last owner lived after its last commit, if that owner was killed. The study's
-// spent time does not include this time. It is exact to a heartbeat, which comes every 15 s. If nothing is known,
-// Killed returns 0.
+// spent time does not include this time. The error is at most one heartbeat, 15 s. If nothing is known, Killed returns 0.
 func (s *Store) Killed() time.Duration { return s.silent }
 
 // afterLastCommit returns the time from the last commit of a study to the last slot of its owner. Both times are by the

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -40,6 +41,7 @@ type testID struct{ pkg, name string }
 type summary struct {
 	out            io.Writer
 	output         map[testID][]string // output of packages that still run, and of their tests that still run or have failed
+	running        map[string]bool     // packages that have started and not ended
 	passed, failed int
 	packages       int
 	brokenPackages int
@@ -49,7 +51,7 @@ type summary struct {
 // summarize reads the events in r and writes the summary to w. It returns true if at least one test passed and no test
 // or package failed.
 func summarize(r io.Reader, w io.Writer) (bool, error) {
-	s := &summary{out: w, output: make(map[testID][]string)}
+	s := &summary{out: w, output: make(map[testID][]string), running: make(map[string]bool)}
 	lines := bufio.NewReader(r)
 	for {
 		line, err := lines.ReadString('\n')
@@ -63,6 +65,7 @@ func summarize(r io.Reader, w io.Writer) (bool, error) {
 			return false, fmt.Errorf("read test events: %w", err)
 		}
 	}
+	s.endRunning()
 	s.end()
 	return s.failed == 0 && s.brokenPackages == 0 && s.passed > 0, nil
 }
@@ -76,6 +79,8 @@ func (s *summary) read(line string) {
 	}
 	id := testID{e.Package, e.Test}
 	switch e.Action {
+	case "start":
+		s.running[e.Package] = true
 	case "output":
 		s.output[id] = append(s.output[id], e.Output)
 	case "build-output":
@@ -107,6 +112,7 @@ func (s *summary) endTest(id testID, action string) {
 // never ended.
 func (s *summary) endPackage(e event) {
 	own := testID{e.Package, ""}
+	delete(s.running, e.Package)
 	switch e.Action {
 	case "pass":
 		s.packages++
@@ -122,6 +128,13 @@ func (s *summary) endPackage(e event) {
 		fmt.Fprintf(s.out, "FAIL %s (%.1f s)\n", e.Package, e.Elapsed)
 	}
 	delete(s.output, own)
+}
+
+// endRunning fails each package that started and never ended, as when go test is killed.
+func (s *summary) endRunning() {
+	for _, pkg := range slices.Sorted(maps.Keys(s.running)) {
+		s.endPackage(event{Action: "fail", Package: pkg})
+	}
 }
 
 // tests returns those tests of a package that still have output in s.output, sorted by name.

@@ -38,6 +38,10 @@ func TestSummarize(t *testing.T) {
 {"ImportPath":"b","Action":"build-fail"}
 {"Action":"fail","Package":"b","Elapsed":0,"FailedBuild":"b"}
 `, false, "ok   a (1.2 s)\nb.go:1: undefined: x\nFAIL b (0.0 s)\ntests: 1 passed, 0 failed, 0 skipped in 2 packages\n"},
+		{"a package that never ended has failed", `{"Action":"start","Package":"a"}
+{"Action":"start","Package":"b"}
+` + pass + `{"Action":"output","Package":"b","Test":"TestSlow","Output":"=== RUN   TestSlow\n"}
+`, false, "ok   a (1.2 s)\n=== RUN   TestSlow\nFAIL b (0.0 s)\ntests: 1 passed, 0 failed, 0 skipped in 2 packages\n"},
 		{"it is a failure if no test ran", "", false, "tests: 0 passed, 0 failed, 0 skipped in 0 packages\n"},
 		{"a package without tests is not counted", pass + `{"Action":"skip","Package":"words","Elapsed":0}
 `, true, "ok   a (1.2 s)\ntests: 1 passed, 0 failed, 0 skipped in 1 packages\n"},

@@ -76,7 +76,7 @@ type Reader struct {
 	kernel *kernel // nil means the kernel of this machine
 }
 
-// A kernel has the facts that only system calls tell; no file has these facts. Tests replace it.
+// A kernel answers what only system calls tell. Tests replace it.
 type kernel struct {
 	cpus   int                                           // CPUs that the process may run on
 	rlimit func(resource int, to *unix.Rlimit) error     // getrlimit(2)

@@ -35,7 +35,7 @@ func kernels() (all []kernel) {
 	return all
 }
 
-// mixes returns two variants of the best kernel: one counts only answers, the other only prompts.
+// mixes returns two variants of k: the first counts only answers in the load, the second only prompts.
 func (k kernel) mixes() []kernel {
 	return []kernel{{k.tau, k.around, 0}, {k.tau, k.around, 1}}
 }

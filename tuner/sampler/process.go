@@ -11,7 +11,7 @@ import (
 	"gonum.org/v1/gonum/stat/distuv"
 )
 
-// A datum is what one trial says about the function at its point: a value, or a bound of it.
+// A datum is what one trial says about the function at its point: its value there, or a bound of this value.
 type datum struct {
 	row      row
 	value    float64
