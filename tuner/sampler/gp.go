@@ -27,7 +27,7 @@ func (l *trainingSet) minValues() int {
 const evenBoldness = 1.6
 
 // A GP is a sampler that does Bayesian optimisation: it models the logarithm of the capacity with a Gaussian process.
-// It takes the candidate with the largest expected improvement per expected GPU time.
+// It takes the candidate with the largest expected improvement, times the probability that its server runs.
 //
 // The table shows the regret of the reported point in %. For gp this is the recommended point, and for the others the
 // point that measured best. The columns are the medians after 10, 20 and 30 trials, and the 90th percentile after 30.

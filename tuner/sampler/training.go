@@ -34,12 +34,11 @@ type trainingSet struct {
 	trends  []trend // what large sources of priors say
 
 	mean, spread float64 // mean and spread of the values
-	start        float64 // fraction of an average trial's GPU time that the server's start takes; 1 if it is not known
 }
 
 // learn reads the history before the trial with the given number.
 func learn(s *space.Space, number int, history []studies.Trial) trainingSet {
-	l := trainingSet{start: startPart(history), trends: trends(s, history)}
+	l := trainingSet{trends: trends(s, history)}
 	for i := range history {
 		t := &history[i]
 		p := complete(s, *t)
@@ -225,36 +224,3 @@ func unconditional(s *space.Space) int {
 }
 
 func flagsIn(p space.Point) int { return len(p.WithoutVariables()) }
-
-// startPart returns the fraction of an average trial that its start takes. An infeasible trial consists of its start
-// alone.
-func startPart(history []studies.Trial) float64 {
-	var starts, whole []float64
-	for _, t := range history {
-		spent := t.Result.GPUTime
-		if t.State != studies.Done || t.Number < 0 || spent <= 0 {
-			continue
-		}
-		switch t.Result.Outcome {
-		case trial.Infeasible:
-			starts = append(starts, spent.Seconds())
-		case trial.Measured, trial.Dropped:
-			probes := trial.GPUTimeOf(t.Probes)
-			whole = append(whole, spent.Seconds())
-			if 0 < probes && probes < spent {
-				starts = append(starts, (spent - probes).Seconds())
-			}
-		}
-	}
-	if len(starts) == 0 || len(whole) == 0 {
-		return 1
-	}
-	return min(1, upperMedian(starts)/upperMedian(whole))
-}
-
-// upperMedian returns the median. If there are two middle values, it returns the upper one. Another rule would change
-// which points a stored study tries.
-func upperMedian(values []float64) float64 {
-	sorted := slices.Sorted(slices.Values(values))
-	return sorted[len(sorted)/2]
-}
