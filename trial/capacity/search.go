@@ -258,7 +258,7 @@ func (l *searchState) narrow() (rate float64, why string) {
 	case high == nil:
 		return l.round(low.Rate * l.stride()), ""
 	case low == nil:
-		return l.round(high.Rate / l.stride()), ""
+		return l.round(high.Rate / l.strideDown()), ""
 	case high.Rate/low.Rate-1 <= l.Tolerance+1e-9:
 		return 0, fmt.Sprintf("bracketed within %.0f %%", 100*l.Tolerance)
 	}
@@ -276,6 +276,22 @@ func (l *searchState) stride() float64 {
 		return l.Factor
 	}
 	return math.Pow(l.Factor, float64(len(l.steps)))
+}
+
+// strideDown is the factor of the next gallop step to a lower rate. A probe ends early if its rate is far too high. So a
+// failed probe that saw its whole window was near the boundary, and from there the steps grow anew. Far below the
+// boundary a probe is a waste of time: 300 requests at 0.1 req/s take 50 minutes.
+func (l *searchState) strideDown() float64 {
+	near := 0
+	for _, s := range l.steps {
+		if s.Seen >= 1 {
+			near++
+		}
+	}
+	if near == 0 {
+		return l.stride()
+	}
+	return math.Pow(l.Factor, float64(near))
 }
 
 // sharpenAt are the rates of the probes that make an estimate more precise, relative to the estimated rate. A probe

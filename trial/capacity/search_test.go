@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -56,6 +57,24 @@ func TestFind(t *testing.T) {
 		if c.Bound == Exact && math.Abs(c.InFlight-20*c.Rate) > 1e-6*c.Rate {
 			t.Errorf("%s: %g in flight at %g req/s, want %g", row.name, c.InFlight, c.Rate, 20*c.Rate)
 		}
+	}
+}
+
+// A probe ends early at rates above 0.45 req/s. The server carries 0.2 req/s. Without the short steps, the search would go
+// from 0.33 to 0.099 req/s.
+func TestStepsDownAreShortNearTheBoundary(t *testing.T) {
+	var probed []float64
+	server := truth(0.2, &probed)
+	_, err := search(2).Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
+		o, err := server(ctx, rate)
+		o.Seen = min(1, 0.45/rate)
+		return o, err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := []float64{2, 1.48, 0.812, 0.33, 0.244, 0.134, 0.181, 0.21}; !slices.Equal(probed, want) {
+		t.Errorf("probed %v, want %v", probed, want)
 	}
 }
 
