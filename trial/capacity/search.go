@@ -288,7 +288,7 @@ func (l *searchState) strideDown() float64 {
 			near++
 		}
 	}
-	if near == 0 {
+	if near == 0 || l.narrowed > 0 {
 		return l.stride()
 	}
 	return math.Pow(l.Factor, float64(near))
