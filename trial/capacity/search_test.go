@@ -148,6 +148,32 @@ func TestALostBracketIsLookedForNearby(t *testing.T) {
 	}
 }
 
+// The same holds downwards: only the first probe passes here, so that later fails remove the lower end.
+func TestALostBracketIsLookedForNearbyBelow(t *testing.T) {
+	s := &synthetic{halfRate: 6, k: kernel{5, false, 0.5}, rng: rand.New(rand.NewPCG(1, 8))}
+	look := search(4)
+	look.Population, look.Precision, look.MaxProbes = s.population(), 0.01, 12
+	probe, undone := s.probe(60, 1), false
+	var probed []float64
+	if _, err := look.Find(t.Context(), func(ctx context.Context, rate float64) (Outcome, error) {
+		o, err := probe(ctx, rate)
+		if lowest := slices.Min(append(probed, 4)); rate < lowest {
+			undone = true
+			if lowest/rate > 1.36 {
+				t.Errorf("probed %g after %v: a step of more than a factor of 1.35", rate, probed)
+			}
+		}
+		probed = append(probed, rate)
+		o.Pass, o.Seen = len(probed) == 1, 1
+		return o, err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if !undone {
+		t.Errorf("probed %v: no fail below the first rate", probed)
+	}
+}
+
 // A failed request or a growing queue fails a probe whose other requests kept the limits. Those requests do not outvote
 // the fail.
 func TestAFailThatNoRequestExplainsStands(t *testing.T) {
