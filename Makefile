@@ -33,6 +33,7 @@ demo: build ## Run a whole study on the simulated H200: within a minute once it 
 picture: ## Write docs/demo.svg, the picture in README.md, from what the demo prints.
 	UPDATE_PICTURE=1 go test -count 1 -run '^TestPictureOfTheREADME$$' ./cmd/tuner
 
+# go list -export compiles, but it links nothing and vets nothing.
 compile: ## Compile all packages and their tests with the race detector; make test then only links and vets them.
 	go list -race -test -export -f '{{""}}' $(PACKAGES)
 

@@ -1,12 +1,15 @@
 package capacity
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"math"
 	"slices"
 	"strconv"
 	"time"
+
+	"github.com/samber/lo"
 
 	"vllmtuner/render"
 )
@@ -256,9 +259,9 @@ func (l *searchState) narrow() (rate float64, why string) {
 	case low == nil && high.Rate <= l.Min:
 		return 0, fmt.Sprintf("failed at the lowest rate, %s req/s", render.Rate(l.Min))
 	case high == nil:
-		return l.round(low.Rate * l.stride()), ""
+		return l.round(low.Rate * l.stride(len(l.steps))), ""
 	case low == nil:
-		return l.round(high.Rate / l.strideDown()), ""
+		return l.round(high.Rate / l.stride(l.stepDown())), ""
 	case high.Rate/low.Rate-1 <= l.Tolerance+1e-9:
 		return 0, fmt.Sprintf("bracketed within %.0f %%", 100*l.Tolerance)
 	}
@@ -269,29 +272,21 @@ func (l *searchState) narrow() (rate float64, why string) {
 	return rate, ""
 }
 
-// stride is the factor of the next gallop step, which grows from step to step. If later verdicts have undone a bracket,
-// the factor stays small, because the boundary is near.
-func (l *searchState) stride() float64 {
+// stride is the factor of gallop step n, which grows from step to step. If later verdicts have undone a bracket, the
+// factor stays small, because the boundary is near.
+func (l *searchState) stride(n int) float64 {
 	if l.narrowed > 0 {
 		return l.Factor
 	}
-	return math.Pow(l.Factor, float64(len(l.steps)))
+	return math.Pow(l.Factor, float64(n))
 }
 
-// strideDown is the factor of the next gallop step to a lower rate. A probe ends early if its rate is far too high. So a
-// failed probe that saw its whole window was near the boundary, and from there the steps grow anew. Far below the
+// stepDown is the number of the next gallop step to a lower rate. A probe ends early if its rate is far too high. So a
+// failed probe that saw its whole window was near the boundary, and the steps are counted anew from there. Far below the
 // boundary a probe is a waste of time: 300 requests at 0.1 req/s take 50 minutes.
-func (l *searchState) strideDown() float64 {
-	near := 0
-	for _, s := range l.steps {
-		if s.Seen >= 1 {
-			near++
-		}
-	}
-	if near == 0 || l.narrowed > 0 {
-		return l.stride()
-	}
-	return math.Pow(l.Factor, float64(near))
+func (l *searchState) stepDown() int {
+	near := lo.CountBy(l.steps, func(s Step) bool { return s.Seen >= 1 })
+	return cmp.Or(near, len(l.steps))
 }
 
 // sharpenAt are the rates of the probes that make an estimate more precise, relative to the estimated rate. A probe
