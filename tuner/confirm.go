@@ -32,17 +32,9 @@ func (s *Study) unconfirmed(study studies.Study) (space.Point, bool) {
 	return s.undecided(now)
 }
 
-// The rule that ends the rounds of confirmations. It is fixed before a study begins, so that a study cannot go on until
-// chance gives a gain. TestTheRuleOfTheRounds simulates it with normal errors of 2 % in each capacity. Equal servers are
-// then called different in 3.5 of 100 studies, and a gain of 5 % is found in 87.
-const (
-	clear    = 0.985 // probability that the best carries more, at or above which no round follows
-	doubtful = 0.6   // probability below which no round follows
-)
-
 // undecided returns the best confirmed point or the default, for one more confirmation. Both are confirmed in turn, and in
-// each round with the same new requests. undecided returns false if the rule has decided, or cannot decide: the default
-// was not confirmed, or one of the two capacities is only a bound.
+// each round with the same new requests. undecided returns false if no further round could decide (see
+// capacity.Comparison.Open), if the default was not confirmed, or if one of the two capacities is only a bound.
 func (s *Study) undecided(now studies.Study) (space.Point, bool) {
 	best, found := bestConfirmation(now, "")
 	byDefault, confirmed := lo.Find(studies.Pooled(now.Trials), func(t studies.Trial) bool {
@@ -58,7 +50,7 @@ func (s *Study) undecided(now studies.Study) (space.Point, bool) {
 	o := now.Objective()
 	gain, known := capacity.Compare(o.Of(best), o.Of(byDefault))
 	gain = gain.Among(confirmedPoints(now) - 1)
-	if !known || rounds >= s.MaxRounds || gain.Better >= clear || gain.Better < doubtful || gain.Highest < 1+s.Budget.MinGain {
+	if !known || rounds >= s.MaxRounds || !gain.Open(s.Budget.MinGain) {
 		return nil, false
 	}
 	return best.Point, true

@@ -69,7 +69,8 @@ func TestConfirmationsGoOnUntilTheRuleDecides(t *testing.T) {
 		{"perhaps better", 0.02, []confirmation{{best, 2.06}, {nil, 2}}, best, true},
 		{"the round is half done", 0.02, []confirmation{{best, 2.06}, {nil, 2}, {best, 2.06}}, nil, true},
 		{"the second round decides", 0.02, []confirmation{{best, 2.1}, {nil, 2}, {best, 2.1}, {nil, 2}}, nil, false},
-		{"likely not better", 0.02, []confirmation{{best, 2.002}, {nil, 2}}, nil, false},
+		{"perhaps no better", 0.02, []confirmation{{best, 2.002}, {nil, 2}}, best, true},
+		{"likely not better", 0.02, []confirmation{{best, 1.96}, {nil, 2}}, nil, false},
 		{"worse", 0.02, []confirmation{{best, 1.9}, {nil, 2}}, nil, false},
 		{"better by less than the least gain", 0.001, []confirmation{{best, 2.003}, {nil, 2}}, nil, false},
 		{"of two points, the better one", 0.02, []confirmation{{best, 2}, {other, 2.07}, {nil, 2}}, other, true},
@@ -107,7 +108,7 @@ func TestConfirmationsGoOnUntilTheRuleDecides(t *testing.T) {
 func TestTheRuleOfTheRounds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	const n = 2000
-	s := &Study{Budget: Budget{MinGain: 0.01}, MaxRounds: 4}
+	s := &Study{Budget: Budget{MinGain: 0.01}, MaxRounds: 6}
 	for _, row := range []struct{ gain, least, most float64 }{{0, 0, 0.05}, {0.05, 0.8, 1}} {
 		found, rounds := 0, 0
 		for range n {

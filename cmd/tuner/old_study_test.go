@@ -60,7 +60,8 @@ func asOld(t *testing.T, path string) {
 }
 
 // checkOldTrials compares the first columns of an exported table with what the old tuner exported. They must be equal,
-// except for trial 5. This tuner measured trial 5, so the bounds of its interval may differ by 1 %.
+// except for trial 5. This tuner measured trial 5: its probes are as the old tuner measured them, its capacity is what this
+// tuner makes of them, and the bounds of its interval may differ by 1 %.
 func checkOldTrials(t *testing.T, table, want string) {
 	t.Helper()
 	got := strings.Split(strings.TrimSpace(table), "\n")

@@ -11,6 +11,7 @@ import (
 	"vllmtuner/serverctl/sim"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
 	"vllmtuner/trial/live"
 	"vllmtuner/trial/simload"
 	"vllmtuner/tuner"
@@ -74,7 +75,7 @@ func studyOf(p *plan.Plan, store *studies.Store, o runOptions, observe func(tune
 	}
 	return &tuner.Study{
 		Store: store, Runner: runner, Space: p.Search.Space, Sampler: p.Search.Sampler, Current: p.Search.Current, FixedArgs: p.File.Server.Args,
-		Presets: p.File.Sampler.Learns() && p.File.Sampler.Presets, Confirm: p.File.Budget.Confirm, MaxRounds: studyfile.MaxRounds,
+		Presets: p.File.Sampler.Learns() && p.File.Sampler.Presets, Confirm: p.File.Budget.Confirm, MaxRounds: capacity.MaxRounds,
 		Budget:      tuner.Budget{Trials: p.File.Budget.Trials, GPUTime: p.File.Budget.GPUTime, MinGain: p.File.Budget.MinGain},
 		AcceptDrift: o.acceptDrift, Finish: o.finish, Observe: observe, Predict: predict,
 	}, nil

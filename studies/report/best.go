@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -73,6 +74,7 @@ func (l *lines) addBest(b Winner, state studies.State, o Options) {
 	if c.StdErr > 0 {
 		l.Item("", "%s", bracketText(c))
 	}
+	l.addUnlessEmpty("", b.luckText())
 	l.addUnlessEmpty("note", c.Doubt)
 	l.addUnlessEmpty("per GPU", b.perGPUText())
 	l.Item("in flight", "%s requests at capacity", render.Number(c.InFlight))
@@ -103,6 +105,14 @@ func (l *lines) addBest(b Winner, state studies.State, o Options) {
 	} else {
 		l.Item("trial", "%d (%s)", t.Number, t.Origin)
 	}
+}
+
+// luckText says how much of the measured capacity is probably luck; "" if it is less than half a per cent.
+func (b Winner) luckText() string {
+	if b.Luck < 0.005 || !(b.Trial.Result.Capacity.StdErr > 0) {
+		return ""
+	}
+	return fmt.Sprintf("%s less than measured, because the best of several is partly lucky", render.Share(1-math.Exp(-b.Luck)))
 }
 
 // addEnvironment adds the variables of a trial, each as NAME=value on a line of its own.

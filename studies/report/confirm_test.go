@@ -92,8 +92,9 @@ func TestRepeatedConfirmationsArePooled(t *testing.T) {
 		study.Trials = append(study.Trials, again)
 	}
 	best, ok := Best(study)
-	if !ok || best.Trial.Number != 3 || best.Found.Number != 1 || math.Abs(best.Trial.Result.Capacity.Rate/(2.4*math.Sqrt(1.02))-1) > 1e-9 {
-		t.Fatalf("the winner is %d, found by %d, with %.4g req/s; want 3, 1 and %.4g", best.Trial.Number, best.Found.Number, best.Trial.Result.Capacity.Rate, 2.4*math.Sqrt(1.02))
+	measured := best.Trial.Result.Capacity.Rate * math.Exp(best.Luck)
+	if !ok || best.Trial.Number != 3 || best.Found.Number != 1 || math.Abs(measured/(2.4*math.Sqrt(1.02))-1) > 1e-9 {
+		t.Fatalf("the winner is %d, found by %d, with %.4g req/s; want 3, 1 and %.4g", best.Trial.Number, best.Found.Number, measured, 2.4*math.Sqrt(1.02))
 	}
 	once, _ := Best(confirmedStudy(2.4, 2.2, 2))
 	if g := best.Gain; math.Abs(g.Ratio-0.2) > 1e-9 || g.Among != once.Gain.Among || g.Comparison.Lowest <= once.Gain.Comparison.Lowest {
@@ -105,5 +106,38 @@ func TestRepeatedConfirmationsArePooled(t *testing.T) {
 	}
 	if s := Summarize(study, Options{Planned: 5}); s.Planned != 8 {
 		t.Errorf("%d trials are planned, want all 8 that were begun", s.Planned)
+	}
+}
+
+// The best of several confirmations is partly lucky. Its capacity is lowered by that, and the page says so. A best that
+// is far ahead stays as measured.
+func TestTheLuckOfTheBestConfirmationIsTakenOff(t *testing.T) {
+	for _, row := range []struct {
+		name      string
+		confirmed []float64
+		lucky     bool
+	}{
+		{"another point is as good", []float64{2.4, 2.39, 2}, true},
+		{"the best is far ahead", []float64{2.4, 1.9, 1.8}, false},
+		{"a repeated confirmation is one rival, not two", []float64{2.4, 2.39, 2}, true},
+	} {
+		study := confirmedStudy(row.confirmed...)
+		if strings.Contains(row.name, "repeated") {
+			again := study.Trials[4]
+			again.Number = len(study.Trials)
+			study.Trials = append(study.Trials, again)
+		}
+		best, _ := Best(study)
+		c, off := best.Trial.Result.Capacity, math.Log(2.4/best.Trial.Result.Capacity.Rate)
+		if lucky := off > 0.005; lucky != row.lucky || off > 0.015 || math.Abs(off-best.Luck) > 1e-9 || !(c.Lowest < c.Rate && c.Rate < c.Highest) {
+			t.Errorf("%s: %.4f is taken off (%.4f), leaving %+v", row.name, off, best.Luck, c)
+		}
+		var text strings.Builder
+		if err := BestText(&text, study, Options{}); err != nil {
+			t.Fatal(err)
+		}
+		if says := strings.Contains(text.String(), "less than measured, because the best of several is partly lucky"); says != row.lucky {
+			t.Errorf("%s: the page mentions luck: %v, want %v:\n%s", row.name, says, row.lucky, text.String())
+		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
+	"vllmtuner/trial/capacity"
 )
 
 // Options are the facts that a report needs and the study does not have.
@@ -43,14 +44,15 @@ type Winner struct {
 	Found studies.Trial // the trial of the search that found the point; gains compare it, because all trials of the search had the same requests
 	Gain  *gain         // gain over the reference; nil when no reference has been measured
 	Among int           // number of measured trials, including the best one
+	Luck  float64       // expected luck of the confirmation in ln rate, because it was chosen as the best; already taken off its capacity
 
 	objective studies.Objective
 	same      []studies.Trial // all trials of the best trial's world
 }
 
 // Whole returns a function for studies.ReadSummary. The function selects the trials that a report with this number of
-// rows needs in full. These are the running trial, the newest trials, the best trial and its reference. If no trial met
-// the SLO, it also selects the trial that came nearest.
+// rows needs in full. These are the running trial, the newest trials, the best trial, its reference and all confirmations. If
+// no trial met the SLO, it also selects the trial that came nearest.
 func Whole(rows int) func(studies.Study) []int {
 	if rows == 0 {
 		rows = defaultRows
@@ -63,7 +65,7 @@ func Whole(rows int) func(studies.Study) []int {
 		for i, t := range study.Trials {
 			winner := met && (t.Number == best.Trial.Number || t.Number == best.Found.Number)
 			reference := met && best.Gain != nil && t.Number == best.Gain.Trial
-			if winner || reference || t.State != studies.Done || i >= len(study.Trials)-rows {
+			if winner || reference || t.Origin == studies.Confirmed || t.State != studies.Done || i >= len(study.Trials)-rows {
 				numbers = append(numbers, t.Number)
 			}
 		}
@@ -77,8 +79,9 @@ func Whole(rows int) func(studies.Study) []int {
 // trial with the higher rate that passed wins. If these rates are equal too, the trial with fewer args wins, because it
 // is nearer to the default. Otherwise the older trial wins.
 //
-// The winner's interval is corrected, because the trial was chosen as the best of several. Trials from before a change
-// of the world count only if no trial has met the SLO since.
+// The winner's interval is corrected, because the trial was chosen as the best of several. If it was chosen from
+// confirmations, its rate is corrected as well. Trials from before a change of the world count only if no trial has met
+// the SLO since.
 func Best(study studies.Study) (Winner, bool) {
 	return bestIn(study.Worlds()[study.Deciding()-1], study.DecidingObjective())
 }
@@ -120,9 +123,22 @@ func bestIn(trials []studies.Trial, o studies.Objective) (Winner, bool) {
 	if confirmed != nil {
 		b.Trial, among = *confirmed, len(held)
 		b.confirmGain(*confirmed, trials, len(held))
+		b.Luck = o.Of(*confirmed).Luck(outrun(o, trials, *confirmed))
 	}
-	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among)
+	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among).Lowered(b.Luck)
 	return b, true
+}
+
+// outrun returns the confirmed capacities of all other points, as the objective counts them.
+func outrun(o studies.Objective, trials []studies.Trial, best studies.Trial) (others []capacity.Capacity) {
+	known := map[string]bool{best.Point.String(): true}
+	for _, t := range trials { // all confirmations of a point have the same capacity: their mean
+		if p := t.Point.String(); t.Origin == studies.Confirmed && t.Met() && !known[p] {
+			known[p] = true
+			others = append(others, o.Of(t))
+		}
+	}
+	return others
 }
 
 // confirmations says for each point that was confirmed whether all its confirmations kept the SLO.

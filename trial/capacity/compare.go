@@ -16,6 +16,21 @@ type Comparison struct {
 // capacities this happens by chance in 2.5 of 100 comparisons.
 func (c Comparison) Distinguishable() bool { return c.Better >= 0.975 }
 
+// The rule that ends the rounds of measurements of two capacities. It is fixed before the first round, so that nobody goes
+// on until chance gives a gain. TestTheRuleOfTheRounds in package tuner simulates it with normal errors of 2 % in each
+// capacity: equal servers are then called different in 4.2 of 100 studies, and a gain of 5 % is found in 93.
+const (
+	MaxRounds = 6     // largest number of measurements of each
+	clear     = 0.985 // probability that the first carries more, at or above which no round follows
+	doubtful  = 0.3   // probability below which no round follows
+)
+
+// Open reports whether another round of measurements may show that the first capacity is higher by at least minGain (a
+// fraction of the second).
+func (c Comparison) Open(minGain float64) bool {
+	return c.Better < clear && c.Better >= doubtful && c.Highest >= 1+minGain
+}
+
 // Compare compares capacity a with b. It assumes that the errors of ln rate have a normal distribution. If a and b were
 // measured with the same requests, a burst among these requests moves both capacities the same way. The ratio of the
 // two then has a smaller error, and their pieces show how much smaller.

@@ -53,6 +53,7 @@ type estimate struct {
 	logRate float64 // ln of requests per second
 	stdErr  float64 // standard error of logRate
 	bursts  float64 // number of bursts of slow requests, each weighted by the nearness of its rate to the boundary
+	near    float64 // number of probes, each weighted by the nearness of its rate to the boundary
 	pieces  []Piece // the influence of each block of requests on the boundary
 
 	fit      fit
@@ -130,10 +131,12 @@ func estimateOne(probes []*Evidence, limit int, p *Population, s *shape) (e esti
 	}
 	e = estimate{limit: probes[0].Limits[limit].Name, logRate: logRate, fit: best, gradient: gradient}
 	for _, probe := range probes {
-		e.bursts += nearness(math.Log(probe.Rate)-e.logRate) * float64(probe.bursts(limit))
+		near := nearness(math.Log(probe.Rate) - e.logRate)
+		e.near += near
+		e.bursts += near * float64(probe.bursts(limit))
 	}
-	e.stdErr = e.stdErrWith(best.information, e.bursts)
 	e.split(probes, limit)
+	e.stdErr = e.stdErrWith(best.information, e.bursts, e.near)
 	return e, true
 }
 
@@ -253,19 +256,44 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 	return observed
 }
 
-// modelError is a standard error of a fit's z (see type fit) at the boundary. More requests do not reduce it, because
-// the share of slow requests does not depend on the load around them alone. With modelError = 0.16 the intervals of
-// long measurements on simulated servers were as wide as the true errors.
-const modelError = 0.16
+// These constants make the stated errors of one server's capacity as large as its true errors, on simulated servers.
+const (
+	// modelError is a standard error of ln rate that more requests do not reduce, because the share of slow requests does
+	// not depend on the load around them alone.
+	modelError = 0.01
+	// probeError is the standard deviation of ln rate from probe to probe that neither the fit nor the pieces show. For
+	// example, some probes have no burst at all. It counts at least minNear probes as near: the fit's own variance says how
+	// far an extrapolation may be wrong.
+	probeError = 0.03
+	minNear    = 0.3
+	// pieceFactor is the standard error of ln rate, divided by the root of the pieces' sum of squares. It is above 1
+	// because a burst may cover several pieces.
+	pieceFactor = 2
+	// maxClustered limits the variance that the pieces show, as a multiple of the fit's variance. On simulated servers the
+	// multiple is 0.4 to 3. It is far higher only if few requests do not fit at all.
+	maxClustered = 4
+)
 
-// stdErrWith returns the standard error that the estimate would have with this information and this number of bursts.
-func (e *estimate) stdErrWith(information [3][3]float64, bursts float64) float64 {
-	variance := modelError * modelError / (e.fit.steepness() * e.fit.steepness())
+// stdErrWith returns the standard error that the estimate would have with this information, and with these numbers of
+// bursts and of near probes. The information counts a cluster of requests as one independent request. The pieces show
+// how the slow requests are really spread. Both are rough, so their mean is taken.
+func (e *estimate) stdErrWith(information [3][3]float64, bursts, near float64) float64 {
+	spread := 0.0
+	for _, p := range e.pieces {
+		spread += p.Moved * p.Moved
+	}
+	clustered := min(maxClustered, pieceFactor*pieceFactor*spread/e.varianceOf(e.fit.information))
+	variance := e.varianceOf(information)*(1+clustered)/2 + probeError*probeError/max(minNear, near) + modelError*modelError
+	return math.Sqrt(variance) * student(knownBursts+bursts) / deviations
+}
+
+// varianceOf returns the variance of logRate if the coefficients of the fit had this information.
+func (e *estimate) varianceOf(information [3][3]float64) (variance float64) {
 	direction, _ := solve(information, e.gradient)
 	for i := range direction {
 		variance += direction[i] * e.gradient[i]
 	}
-	return math.Sqrt(variance) * student(knownBursts+bursts) / deviations
+	return variance
 }
 
 // bursts counts the bursts of slow requests. A long run of slow requests is no single burst: it shows that the server
@@ -290,7 +318,7 @@ func (e *Evidence) bursts(limit int) (n int) {
 
 // knownBursts says how many bursts the prior knowledge in a fit is worth. With this figure the intervals of searches on
 // simulated servers held the true capacity as often as they should.
-const knownBursts = 3
+const knownBursts = 6
 
 // The constants burstGap and burstLength are in units of clusterSize. A slow request begins a new burst if more than
 // burstGap·clusterSize quick requests precede it. It also begins one if the present burst has reached

@@ -330,7 +330,7 @@ func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 		}
 	}
 	done := len(l.steps) - l.planned
-	if l.forecast.Probes == 0 || now <= l.aim(&e) && done >= l.forecast.least() {
+	if l.forecast.Probes == 0 || now <= l.aim() && done >= l.forecast.least() {
 		return 0, l.precision()
 	}
 	return l.round(at * sharpenAt[done%len(sharpenAt)]), ""
@@ -338,8 +338,8 @@ func (l *searchState) sharpen(why string) (rate float64, sharp string) {
 
 // aim is the half width of the interval at which the search stops. It is the wanted precision, but at least 1.2 times
 // the half width that the error of the model alone causes. Further probes would hardly improve on that.
-func (l *searchState) aim(e *estimate) float64 {
-	return max(l.Precision, 1.2*halfWidth(modelError/e.fit.steepness()))
+func (l *searchState) aim() float64 {
+	return max(l.Precision, 1.2*halfWidth(modelError))
 }
 
 // least and most are the smallest and the largest number of further probes that a search makes. They are about 0.75 and
@@ -350,27 +350,26 @@ func (f Forecast) most() int  { return max(f.Probes, int(1.25*float64(f.Probes))
 // foresee forecasts how many more probes are needed, from the information that each probe is expected to bring.
 func (l *searchState) foresee(e *estimate) Forecast {
 	f := Forecast{Rate: math.Exp(e.logRate), Precision: halfWidth(e.stdErr)}
-	requests, near := 0.0, 0.0
+	requests := 0.0
 	for _, step := range l.steps {
 		if step.Evidence == nil { // the load generator was late in this step
 			continue
 		}
-		weight := nearness(math.Log(step.Rate / f.Rate))
-		requests += weight * float64(step.Evidence.Counted)
-		near += weight
+		requests += nearness(math.Log(step.Rate/f.Rate)) * float64(step.Evidence.Counted)
 	}
 	load := l.Population.fluctuationAt(e.fit.kernel, f.Rate)
 	information := e.fit.information
-	for f.Reaches = f.Precision; f.Reaches > l.aim(e) && len(l.steps)+f.Probes < l.MaxProbes; {
+	for f.Reaches = f.Precision; f.Reaches > l.aim() && len(l.steps)+f.Probes < l.MaxProbes; {
 		at := e.logRate + math.Log(sharpenAt[f.Probes%len(sharpenAt)])
-		more := e.expected(load, at, requests/near)
+		more := e.expected(load, at, requests/e.near)
 		for r := range information {
 			for c := range information {
 				information[r][c] += more[r][c]
 			}
 		}
 		f.Probes++
-		f.Reaches = halfWidth(e.stdErrWith(information, e.bursts*(1+float64(f.Probes)/near)))
+		near := e.near + float64(f.Probes)
+		f.Reaches = halfWidth(e.stdErrWith(information, e.bursts*near/e.near, near))
 		if l.Cost != nil {
 			f.Takes += l.Cost(math.Exp(at))
 		}

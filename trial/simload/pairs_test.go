@@ -29,8 +29,11 @@ func chosenPairs(t *testing.T) []pair {
 	}
 	return []pair{
 		{"h200, phase1: default and utilization .95, 96 sequences, 2048 tokens", one("h200-phase1"), one("h200-phase1-u95")},
+		{"h200, phase1: default and utilization .92", one("h200-phase1"), with(one("h200-phase1"), "--gpu-memory-utilization", "0.92")},
 		{"h200, 1000/250: default and 4096 tokens", one("h200-plain"), with(one("h200-plain"), "--max-num-batched-tokens", "4096")},
+		{"h200, 1000/250: default and 1024 tokens", one("h200-plain"), with(one("h200-plain"), "--max-num-batched-tokens", "1024")},
 		{"h200, 500/200: 48 and 64 sequences", one("h200-seqs48"), with(one("h200-seqs48"), "--max-num-seqs", "64")},
+		{"h200, 500/200: 48 and 52 sequences", one("h200-seqs48"), with(one("h200-seqs48"), "--max-num-seqs", "52")},
 		{"small-fast, 800/200: default and 1024 tokens", one("small-plain"), with(one("small-plain"), "--max-num-batched-tokens", "1024")},
 		{"small-fast, 40 × 1500 + 200/150: utilization .8 and .7", one("small-shared"), with(one("small-shared"), "--gpu-memory-utilization", "0.7")},
 	}
@@ -42,6 +45,7 @@ type pairResult struct {
 	stated, ifIndependent []float64 // standard errors of paired: from capacity.Compare, and for the case that a and b were independent
 	seconds               []float64 // time for which both searches send load
 	bounds                int       // repetitions left out because an answer is only a bound
+	measured              [][2]capacity.Capacity
 }
 
 // measure searches for both capacities of a pair, reps times. Both searches begin at the same hint, as in a study of
@@ -68,6 +72,7 @@ func (p pair) measure(lengths trial.Lengths, reps int) (q pairResult, err error)
 			q.bounds++
 			continue
 		}
+		q.measured = append(q.measured, [2]capacity.Capacity{f[0].found, f[1].found})
 		q.paired = append(q.paired, 100*math.Log(f[1].rate/f[0].rate))
 		q.unpaired = append(q.unpaired, 100*math.Log(f[2].rate/f[0].rate))
 		q.stated = append(q.stated, 100*math.Log(c.Highest/c.Ratio)/1.96)
@@ -89,6 +94,43 @@ func (q pairResult) held() float64 {
 	return hit / float64(len(q.paired))
 }
 
+// recognised returns in how many of 100 studies b is found to be distinguishably better than a, and the mean number of
+// rounds, if b carried gain (0.05 for 5 %) more than a. A round of a study is a repetition, chosen at random, with b's
+// capacity moved so that the mean gain of all repetitions is gain. The rule of the rounds ends a study. In each, three points were
+// confirmed, as usual.
+func (q pairResult) recognised(gain float64) (percent, rounds float64) {
+	const studies, rivals, minGain = 400, 2, 0.01
+	moved := math.Exp(math.Log(1+gain) - mean(q.paired)/100)
+	for seed := range uint64(studies) {
+		var a, b []capacity.Capacity
+		for _, i := range rand.New(rand.NewPCG(seed, 0x44)).Perm(len(q.measured))[:capacity.MaxRounds] {
+			a, b = append(a, ofRound(q.measured[i][0], 1, len(a))), append(b, ofRound(q.measured[i][1], moved, len(b)))
+			first, _ := a[0].Pooled(a)
+			second, _ := b[0].Pooled(b)
+			c, _ := capacity.Compare(second, first)
+			if c = c.Among(rivals); len(a) < capacity.MaxRounds && c.Open(minGain) {
+				continue
+			}
+			rounds += float64(len(a)) / studies
+			if c.Distinguishable() {
+				percent += 100. / studies
+			}
+			break
+		}
+	}
+	return percent, rounds
+}
+
+// ofRound returns a capacity as one round of a study would measure it: with draws of its own, and times factor.
+func ofRound(c capacity.Capacity, factor float64, round int) capacity.Capacity {
+	c.Rate *= factor
+	c.Pieces = slices.Clone(c.Pieces)
+	for i := range c.Pieces {
+		c.Pieces[i].Draw += 1000 * round
+	}
+	return c
+}
+
 const pairsHead = `# Two choices of flags: how sure their ratio is
 
 Read here how well a study can tell two choices of flags apart, and why it measures both with the same requests.
@@ -104,6 +146,16 @@ requests and arrivals, as a study does, and once with independent draws. All fig
 
 `
 
+const recognisedHead = `
+## How often a gain is recognised
+
+The same repetitions of the setting *confirmation*, as rounds of studies: in each study the rounds are repetitions in a random order,
+and the rule in [capacity.md](../capacity.md#how-the-best-are-confirmed) ends them. For each column, the second choice's capacities are moved so
+that its mean gain is the figure at the top. The table has the share of 400 studies that call the second choice better, and in
+brackets the mean number of rounds.
+
+`
+
 // TestPairTable measures how wrong the ratio of two measured capacities is, and writes a report.
 func TestPairTable(t *testing.T) {
 	file := os.Getenv(pairsVariable)
@@ -115,6 +167,9 @@ func TestPairTable(t *testing.T) {
 	fmt.Fprintf(&b, "%sCommit %s, %d repetitions.\n\n", pairsHead, os.Getenv(commitVariable), reps)
 	b.WriteString("| pair | setting | mean | SD, same draws | SD, independent | SD, same / independent | stated | if independent | holds | s |\n")
 	b.WriteString("|---|---|---|---|---|---|---|---|---|---|\n")
+	gains := []float64{0, 0.03, 0.05, 0.08}
+	recognised := "| pair | 0 % | 3 % | 5 % | 8 % |\n|---|---|---|---|---|\n"
+	means := make([][]float64, len(gains))
 	for _, p := range chosenPairs(t) {
 		for i, lengths := range []trial.Lengths{searchLengths, confirmLengths} {
 			q, err := p.measure(lengths, reps)
@@ -129,7 +184,21 @@ func TestPairTable(t *testing.T) {
 			_, apart := meanSD(q.unpaired)
 			fmt.Fprintf(&b, "| %s | %s | %+.1f | %.1f | %.1f | %.2f | %.1f | %.1f | %.0f %% of %d | %.0f |\n", p.name, []string{"search", "confirmation"}[i], ratio, same, apart, same/apart,
 				mean(q.stated), mean(q.ifIndependent), 100*q.held(), len(q.paired), mean(q.seconds))
+			if i == 0 || len(q.measured) < capacity.MaxRounds {
+				continue
+			}
+			recognised += "| " + p.name + " |"
+			for k, gain := range gains {
+				percent, rounds := q.recognised(gain)
+				means[k] = append(means[k], percent)
+				recognised += fmt.Sprintf(" %.0f %% (%.1f) |", percent, rounds)
+			}
+			recognised += "\n"
 		}
-		writePage(t, file, b.String())
 	}
+	recognised += "| mean |"
+	for _, percent := range means {
+		recognised += fmt.Sprintf(" %.1f %% |", mean(percent))
+	}
+	writePage(t, file, b.String()+recognisedHead+recognised+"\n")
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"vllmtuner/render"
-	"vllmtuner/tuner/studyfile"
+	"vllmtuner/trial/capacity"
 )
 
 // Text returns a description of the study with an estimate of its time, in lines of at most width columns.
@@ -27,7 +27,7 @@ func (p *Plan) Text(width int) string {
 	confirmations := ""
 	if n := f.Budget.Confirm; n > 0 {
 		all += time.Duration(n+1) * (typicalStart + typicalRace*(p.Load.confirm().LeadIn+p.Load.confirm().Window))
-		confirmations = fmt.Sprintf(", then the best %d and the default once more; up to %d times while it is open which is better", n, studyfile.MaxRounds)
+		confirmations = fmt.Sprintf(", then the best %d and the default once more; up to %d times while it is open which is better", n, capacity.MaxRounds)
 	}
 	t.Paragraph(fmt.Sprintf("plan: %s by %s, cache %s, window %s; about %s per trial, %s in all%s", render.Count(f.Budget.Trials, "trial"),
 		cmp.Or(strings.Join(f.Sampler.Command, " "), f.Sampler.Name), p.Load.Protocol(), render.Span(p.Load.Window()), render.Span(each), render.Span(all), limit), "  ")

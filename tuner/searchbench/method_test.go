@@ -126,7 +126,7 @@ func runStudy(w world, name string, believed prior, seed uint64, trials int) (f 
 	runner.Start = m.Start
 	study := &tuner.Study{
 		Store: store, Runner: runner, Space: p.Search.Space, Sampler: p.Search.Sampler, Current: p.Search.Current, FixedArgs: p.File.Server.Args,
-		Presets: p.File.Sampler.Presets && (studyfile.Sampler{Name: name}).Learns(), Confirm: p.File.Budget.Confirm, MaxRounds: studyfile.MaxRounds,
+		Presets: p.File.Sampler.Presets && (studyfile.Sampler{Name: name}).Learns(), Confirm: p.File.Budget.Confirm, MaxRounds: capacity.MaxRounds,
 		Budget: tuner.Budget{Trials: trials, GPUTime: p.File.Budget.GPUTime, MinGain: p.File.Budget.MinGain},
 	}
 	if study.Predict, err = believed.predictor(p, seed); err != nil {

@@ -145,9 +145,6 @@ type Budget struct {
 	Confirm int     // number of best points that are measured once more at the end; 0 means none
 }
 
-// MaxRounds is the largest number of confirmations of one point.
-const MaxRounds = 4
-
 // Planned is the expected number of trials: the trials of the search, and one confirmation of each of its best points and
 // of the default. Further rounds of confirmations depend on what the first round finds.
 func (b Budget) Planned() int {
