@@ -99,21 +99,30 @@ func (s *Study) finalists(study studies.Study) (points []space.Point) {
 
 // confirm sets how a point is confirmed. The first finalist is measured in full. The other finalists race against the
 // best confirmation so far: a race ends once the point has clearly lost, as nobody needs the exact capacity of a loser.
-// The default never races, because the error of its capacity is part of the error of the gain. After the first round,
-// nothing races.
+// The default never races, because the error of its capacity is part of the error of the gain. But if it carries far less
+// than the best, a rough capacity is enough: the gain is clear. After the first round, nothing races.
 func (s *Study) confirm(task *trial.Task, t *studies.Trial, now studies.Study) {
 	now.Trials = lo.Filter(now.Trials, func(earlier studies.Trial, _ int) bool { return earlier.Number < t.Number })
 	round := confirmations(now, t.Point)
 	task.Confirm, task.Draw = true, firstConfirmingDraw+round*drawsOfRound
 	rate := rateOf(now, t.Point)
 	task.Hint = func() float64 { return rate }
-	if _, found := bestConfirmation(now, t.Version); found && s.Budget.MinGain > 0 && round == 0 && len(t.Point) > 0 {
+	best, found := bestConfirmation(now, t.Version)
+	switch {
+	case !found || s.Budget.MinGain <= 0 || round > 0:
+	case len(t.Point) > 0:
 		task.Best = func() trial.Rival {
-			best, _ := bestConfirmation(now, t.Version)
+			best, _ := bestConfirmation(now, t.Version) // once more, because the server has told its version by then
 			return rivalFor(t, best, now.Objective())
 		}
+	default:
+		task.Confirm = rate/float64(t.GPUs()) >= farBelow*best.Result.Capacity.Carried()/float64(best.GPUs())
 	}
 }
+
+// farBelow is a fraction of the best capacity per GPU. A default below it is confirmed with the probes of a search, because at its
+// low rates the longer probes of a confirmation take most of the study's last hour.
+const farBelow = 0.6
 
 // bestConfirmation returns the best of the confirmations. If version is not "", it considers only servers of that
 // version. Unlike Incumbent, it ignores the trials of the search, because their requests and windows differ. found is

@@ -25,10 +25,12 @@ func TestFinalistsAreConfirmedAsFarAsNeeded(t *testing.T) {
 		rate      float64 // capacity of the point in the search
 		confirmed bool    // whether the best point is confirmed
 		races     bool
+		rough     bool // whether the probes are as short as in a search
 	}{
-		{"the first finalist", best, 2, false, false},
-		{"another finalist", space.Point{"max-num-seqs": "128"}, 1.5, true, true},
-		{"the default", nil, 1.9, true, false},
+		{"the first finalist", best, 2, false, false, false},
+		{"another finalist", space.Point{"max-num-seqs": "128"}, 1.5, true, true, false},
+		{"the default", nil, 1.9, true, false, false},
+		{"a default that carries half", nil, 1, true, false, true},
 	} {
 		now := studies.Study{Trials: []studies.Trial{at(studies.Default, nil, row.rate), at(studies.Sampled, best, 2), at(studies.Sampled, row.point, row.rate)}}
 		if row.confirmed {
@@ -36,8 +38,8 @@ func TestFinalistsAreConfirmedAsFarAsNeeded(t *testing.T) {
 		}
 		s, task := &Study{Budget: Budget{MinGain: 0.01}}, trial.Task{}
 		s.confirm(&task, &studies.Trial{Number: len(now.Trials), Origin: studies.Confirmed, Point: row.point}, now)
-		if !task.Confirm || task.Draw != firstConfirmingDraw || (task.Best != nil) != row.races {
-			t.Errorf("%s: %+v, want races %v", row.name, task, row.races)
+		if task.Confirm == row.rough || task.Draw != firstConfirmingDraw || (task.Best != nil) != row.races {
+			t.Errorf("%s: %+v, want races %v, rough %v", row.name, task, row.races, row.rough)
 		}
 		if task.Hint() != row.rate {
 			t.Errorf("%s: begins at %g req/s, want %g", row.name, task.Hint(), row.rate)
