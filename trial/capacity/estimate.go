@@ -260,11 +260,11 @@ func observe(probes []*Evidence, limit int, k kernel, center float64) []observat
 const (
 	// modelError is a standard error of ln rate that more requests do not reduce, because the share of slow requests does
 	// not depend on the load around them alone.
-	modelError = 0.01
+	modelError = 0.015
 	// probeError is the standard deviation of ln rate from probe to probe that neither the fit nor the pieces show. For
 	// example, some probes have no burst at all. It counts at least minNear probes as near: the fit's own variance says how
 	// far an extrapolation may be wrong.
-	probeError = 0.03
+	probeError = 0.028
 	minNear    = 0.3
 	// pieceFactor is the standard error of ln rate, divided by the root of the pieces' sum of squares. It is above 1
 	// because a burst may cover several pieces.

@@ -6,9 +6,9 @@ import (
 )
 
 // Pooled returns the capacity of a server that was measured several times, each time with other requests. The list all
-// has every measurement, c too. The result is the mean of ln rate, weighted by 1/StdErr². If the capacities differ by
-// more than their errors, the error of the mean grows as well (Birge's ratio, 1932). So a difference between two starts
-// of a server widens the interval.
+// has every measurement, c too. The result is the mean of ln rate, weighted by the inverse variances. If the capacities
+// differ by more than their errors, the error of the mean grows as well (Birge's ratio, 1932). So a difference between
+// two starts of a server widens the interval. The error of the model is the same in all measurements, so it stays.
 //
 // The bracket, the probes and the steps stay as in c. ok is false if one of the capacities is only a bound or has no
 // standard error; pooled is then c itself.
@@ -39,9 +39,13 @@ func (c Capacity) Pooled(all []Capacity) (pooled Capacity, ok bool) {
 	if n := len(all) - 1; n > 0 {
 		pooled.StdErr *= max(1, math.Sqrt(scatter/float64(n)))
 	}
+	pooled.StdErr = math.Hypot(pooled.StdErr, c.ofModel())
 	pooled.Lowest, pooled.Highest = pooled.Rate*math.Exp(-deviations*pooled.StdErr), pooled.Rate*math.Exp(deviations*pooled.StdErr)
 	return pooled, true
 }
 
-// weight is the weight of a capacity in a mean of ln rate.
-func (c Capacity) weight() float64 { return 1 / (c.StdErr * c.StdErr) }
+// weight is the weight of a capacity in a mean of ln rate: the inverse variance, without the error of the model.
+func (c Capacity) weight() float64 { return 1 / (c.StdErr*c.StdErr - c.ofModel()*c.ofModel()) }
+
+// ofModel is the part of StdErr that all measurements of one server have in common.
+func (c Capacity) ofModel() float64 { return min(modelError, c.StdErr/2) }

@@ -15,14 +15,17 @@ func TestPooled(t *testing.T) {
 	a.Pieces, b.Pieces = []Piece{{Draw: 1, Moved: 0.01}}, []Piece{{Draw: 2, Moved: 0.02}}
 	b.Doubt = "a pass above a fail"
 	got, ok := a.Pooled([]Capacity{a, b})
-	want := math.Exp(0.8*math.Log(2) + 0.2*math.Log(2.04))
-	if !ok || math.Abs(got.Rate-want) > 1e-9 || math.Abs(got.StdErr-0.02*math.Sqrt(0.8)) > 1e-9 {
-		t.Errorf("Pooled = %.5g ± %.4f, %v, want %.5g ± %.4f", got.Rate, got.StdErr, ok, want, 0.02*math.Sqrt(0.8))
+	// The error of the model is half of the first error, and 0.015 of the second. It is the same in both.
+	first, second := 1/(0.0004-0.0001), 1/(0.0016-0.000225)
+	share := first / (first + second)
+	want, wantErr := math.Exp(share*math.Log(2)+(1-share)*math.Log(2.04)), math.Sqrt(1/(first+second)+0.0001)
+	if !ok || math.Abs(got.Rate-want) > 1e-9 || math.Abs(got.StdErr-wantErr) > 1e-9 {
+		t.Errorf("Pooled = %.5g ± %.4f, %v, want %.5g ± %.4f", got.Rate, got.StdErr, ok, want, wantErr)
 	}
-	if got.Low != a.Low || got.High != a.High || got.Doubt != b.Doubt || math.Abs(got.InFlight-(0.8*20+0.2*20.4)) > 1e-9 {
+	if got.Low != a.Low || got.High != a.High || got.Doubt != b.Doubt || math.Abs(got.InFlight-(share*20+(1-share)*20.4)) > 1e-9 {
 		t.Errorf("Pooled = %+v: want the bracket of the first, the doubt of either, and the mean of the requests in flight", got)
 	}
-	if len(got.Pieces) != 2 || math.Abs(got.Pieces[0].Moved-0.008) > 1e-12 || math.Abs(got.Pieces[1].Moved-0.004) > 1e-12 {
+	if len(got.Pieces) != 2 || math.Abs(got.Pieces[0].Moved-share*0.01) > 1e-12 || math.Abs(got.Pieces[1].Moved-(1-share)*0.02) > 1e-12 {
 		t.Errorf("the pieces are %+v, want each with its share of the mean", got.Pieces)
 	}
 	if again, _ := b.Pooled([]Capacity{a, b}); again.Rate != got.Rate || again.Low != b.Low {
@@ -52,9 +55,11 @@ func TestPooledIntervalsHold(t *testing.T) {
 		held := 0
 		for range n {
 			var all []Capacity
+			ofModel := modelError * rng.NormFloat64()
 			for range times {
-				stdErr := 0.02 + 0.02*rng.Float64()
-				all = append(all, exactly(3*math.Exp(stdErr*rng.NormFloat64()), stdErr))
+				stdErr := 0.03 + 0.02*rng.Float64()
+				own := math.Sqrt(stdErr*stdErr - modelError*modelError)
+				all = append(all, exactly(3*math.Exp(ofModel+own*rng.NormFloat64()), stdErr))
 			}
 			if c, _ := all[0].Pooled(all); c.Lowest <= 3 && 3 <= c.Highest {
 				held++
