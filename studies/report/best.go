@@ -300,8 +300,9 @@ type bestTrial struct {
 	Origin    studies.Origin    `json:"origin"`
 	Point     space.Point       `json:"point"`
 	Args      []string          `json:"args"`
-	Env       map[string]string `json:"env,omitempty"` // environment variables that the point sets
-	Capacity  capacity.Capacity `json:"capacity"`      // Steps is left out, because Probes says more
+	Env       map[string]string `json:"env,omitempty"`  // environment variables that the point sets
+	Capacity  capacity.Capacity `json:"capacity"`       // Steps is left out, because Probes says more
+	Luck      float64           `json:"luck,omitempty"` // what was taken off the measured capacity, in ln rate, because the best of several is partly lucky
 	Advice    *trial.Advice     `json:"advice,omitempty"`
 	Simulated bool              `json:"simulated"`
 	Notes     []string          `json:"notes,omitempty"`
@@ -331,7 +332,7 @@ func bestOf(study studies.Study, o Options) bestDocument {
 	d.Met, d.Headline, d.Gain, d.Trust = true, headline(best, study.State), best.Gain, trustText(best)
 	d.Insight = o.Insight
 	d.Best = &bestTrial{
-		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Env: t.Point.Env(), Capacity: t.Result.Capacity,
+		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Env: t.Point.Env(), Capacity: t.Result.Capacity, Luck: best.Luck,
 		Simulated: t.Result.Facts.Simulated, Notes: notes(t), Probes: probeItems(t.Probes),
 	}
 	d.Best.Capacity.Steps = nil
