@@ -36,20 +36,21 @@ type belief struct {
 
 // newBelief fits the model. It needs at least minValues values.
 func newBelief(s *space.Space, l trainingSet, rng *rand.Rand) *belief {
-	return newBeliefOf(vectors, s, l, rng)
+	return newBeliefOf(vectors, s, l, nil, rng)
 }
 
-// newBeliefOf fits the model with n vectors of hyperparameters.
-func newBeliefOf(n int, s *space.Space, l trainingSet, rng *rand.Rand) *belief {
+// newBeliefOf fits the model with n vectors of hyperparameters. If shared is nil, the errors of the values are taken as
+// independent.
+func newBeliefOf(n int, s *space.Space, l trainingSet, shared *sharing, rng *rand.Rand) *belief {
 	b := &belief{trainingSet: l, boldness: 1}
-	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread, centres: l.centres(), misfit: l.misfit()}
+	h := &hyperprior{dimensions: dimensions(s, l.rows()), mean: l.mean, spread: l.spread, centres: l.centres(), misfit: l.misfit(), shared: shared}
 	measured := l.own // priors were not measured here, so this study may still improve up to their capacities
 	if len(measured) == 0 {
 		measured = rowsOf(l.values)
 	}
 	for _, z := range h.sample(n, l.values, rng) {
-		k, data := h.model(z, l.values)
-		p := fitBounds(k, data, 3)
+		k, data, common := h.model(z, l.values)
+		p := fitBounds(k, data, common, 3)
 		means, _ := p.predict(measured)
 		b.best = append(b.best, slices.Max(means))
 		b.processes = append(b.processes, p.believe(l.pending))
@@ -69,7 +70,7 @@ func (p *process) believe(points []row) *process {
 	for i, r := range points {
 		data = append(data, datum{row: r, value: means[i], variance: 1e-4})
 	}
-	return condition(p.kernel, data)
+	return condition(p.kernel, data, p.common.grown(len(points)))
 }
 
 // judge gives the candidates their gains. The improvement of a candidate is measured from the best mean at a measured

@@ -32,7 +32,7 @@ func TestDrawnFunctionsAreOfTheProcess(t *testing.T) {
 		{row: at(0.8, 3, 0.9, 0.2), value: 0.2, variance: 0.01},
 		{row: at(0.6, 2, -1, 0.7), value: 0.1, side: below, variance: 0.01, site: 0.05, siteVariance: 0.02},
 	}
-	p := condition(k, data)
+	p := condition(k, data, nil)
 	means, variances := p.predict(rows)
 	const n = 4000
 	before, after := make([][]float64, len(rows)), make([][]float64, len(rows))

@@ -68,7 +68,7 @@ func newFeasibility(dimensions []dimension, labels []label) (f feasibility) {
 	}
 	for of := memory; of < wants; of++ {
 		if slices.ContainsFunc(labels, func(l label) bool { return l.want == of }) {
-			f = append(f, fitBounds(k, bordersOf(of, labels), 8))
+			f = append(f, fitBounds(k, bordersOf(of, labels), nil, 8))
 		}
 	}
 	return f

@@ -131,7 +131,9 @@ func (g *GP) believe(number int, l trainingSet) *belief {
 }
 
 // Recommend returns the numbers of the n best measured trials, the best first. It ranks the trials by the capacities
-// that the model expects, not by the measured capacities: the highest of many measurements is mostly luck. Of several
+// that the model expects, not by the measured capacities: the highest of many measurements is mostly luck. Here the model
+// knows which errors trials share (see errorsOf). In the search it does not: the luck of the best trial makes all points
+// near its challengers promising, and no further race against it shows more. Of several
 // trials with the same point, only the first one counts. Trials that never passed a probe are returned only if no trial
 // has passed one.
 func Recommend(s *space.Space, seed uint64, history []studies.Trial, n int) []int {
@@ -181,7 +183,7 @@ func expectations(s *space.Space, seed uint64, history []studies.Trial) map[int]
 	if len(l.values) < l.minValues() {
 		return expected
 	}
-	b := newBelief(s, l, stream(seed, "recommend", len(history)))
+	b := newBeliefOf(vectors, s, l, l.share(history), stream(seed, "recommend", len(history)))
 	for i, m := range b.means() {
 		expected[l.trials[i]] = m
 	}

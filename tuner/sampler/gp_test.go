@@ -197,7 +197,7 @@ func TestTheKernelIsPositiveDefinite(t *testing.T) {
 			rows = append(rows, rowOf(s, p))
 			data = append(data, datum{row: rows[len(rows)-1], variance: 1e-9})
 		}
-		p := condition(*someKernel(dimensions(s, rows)), data)
+		p := condition(*someKernel(dimensions(s, rows)), data, nil)
 		if _, variance := p.predict(rows); slices.Max(variance) > 1e-6 || math.IsNaN(p.fit) {
 			t.Fatalf("the variance at measured points is up to %g, the fit %g", slices.Max(variance), p.fit)
 		}

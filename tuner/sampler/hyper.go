@@ -15,6 +15,7 @@ type hyperprior struct {
 	spread     float64   // spread of the values, ln units
 	centres    []float64 // mean of each trend at the measured points
 	misfit     float64   // smallest known misfit of the trends, ln units; 0 if none is known
+	shared     *sharing  // what the errors of the values have in common; nil if the errors are independent
 }
 
 const (
@@ -40,10 +41,11 @@ func (h *hyperprior) size() int { return 3 + 2*len(h.dimensions) + len(h.centres
 
 // model returns the kernel at a vector, with the data as the model believes them. The errors of capacities are mostly
 // shared, because all trials have the same requests. So one factor between 0.1 and 1 makes the errors smaller. Each
-// trial also gets an error of its own, the nugget, of about 1 %.
-func (h *hyperprior) model(z []float64, data []datum) (kernel, []datum) {
+// trial also gets an error of its own, the nugget, of about 1 %. The result common has the covariances of the errors, if
+// they are not independent.
+func (h *hyperprior) model(z []float64, data []datum) (k kernel, believed []datum, common *covariances) {
 	d := len(h.dimensions)
-	k := kernel{dimensions: h.dimensions, mean: h.mean, inverse: make([]float64, d), alike: make([]float64, d)}
+	k = kernel{dimensions: h.dimensions, mean: h.mean, inverse: make([]float64, d), alike: make([]float64, d)}
 	for i, centre := range h.centres {
 		k.slopes = append(k.slopes, max(0, medianSlope+slopeWidth*z[3+2*d+i]))
 		k.mean -= k.slopes[i] * centre
@@ -58,11 +60,16 @@ func (h *hyperprior) model(z []float64, data []datum) (kernel, []datum) {
 		k.inverse[i] = math.Exp(-lengthWidth*z[3+2*i]) / medianLength
 		k.alike[i] = 1 / (1 + math.Exp(-logit-z[4+2*i]))
 	}
-	data = slices.Clone(data)
-	for i := range data {
-		data[i].variance = squared(factor*data[i].err) + squared(nugget)
+	common = h.shared.covariances(factor)
+	believed = slices.Clone(data)
+	for i := range believed {
+		believed[i].variance = squared(factor * believed[i].err)
+		if common != nil {
+			believed[i].variance = common.at(i, i)
+		}
+		believed[i].variance += squared(nugget)
 	}
-	return k, data
+	return k, believed, common
 }
 
 const (
@@ -98,8 +105,8 @@ func (h *hyperprior) logPosterior(z []float64, data []datum) float64 {
 }
 
 func (h *hyperprior) likelihood(z []float64, data []datum) float64 {
-	k, believed := h.model(z, data)
-	if f := condition(k, believed).fit; !math.IsNaN(f) {
+	k, believed, common := h.model(z, data)
+	if f := condition(k, believed, common).fit; !math.IsNaN(f) {
 		return f
 	}
 	return math.Inf(-1)
@@ -128,8 +135,8 @@ func (h *hyperprior) sample(n int, data []datum, rng *rand.Rand) [][]float64 {
 // fitBoundsAt sets the sites of the bounds (see type datum) so that they fit a vector of hyperparameters. Near this
 // vector, the likelihood with fixed sites has the slope of the true likelihood.
 func (h *hyperprior) fitBoundsAt(z []float64, data []datum) {
-	k, fitted := h.model(z, data)
-	fitBounds(k, fitted, 8)
+	k, fitted, common := h.model(z, data)
+	fitBounds(k, fitted, common, 8)
 	for i := range data {
 		data[i].site, data[i].siteVariance = fitted[i].site, fitted[i].siteVariance
 	}

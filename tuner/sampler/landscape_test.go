@@ -214,6 +214,7 @@ type noiseModel struct {
 	noise     float64 // standard deviation of ln capacity
 	shared    bool    // most of each error is the same in all trials
 	estimated bool    // half of the trials that are clearly worse than the best are dropped, with an estimate whose error is 15 %
+	raced     bool    // every trial races against the best one, and noise is the error of its gain; most of it is the luck of that best
 }
 
 func (w noiseModel) String() string {
@@ -223,6 +224,9 @@ func (w noiseModel) String() string {
 	}
 	if w.estimated {
 		text += " estimated"
+	}
+	if w.raced {
+		text += " raced"
 	}
 	return text
 }
@@ -248,6 +252,32 @@ func (w noiseModel) measure(number int, p space.Point, truth, common, best float
 	return one
 }
 
+// A field is what a race is run against: the best trial so far, its true capacity, and how lucky each best trial was.
+type field struct {
+	best  int // index in the history; -1 while there is none
+	truth float64
+	luck  map[int]float64 // by index of the best trial, in standard deviations
+}
+
+// race returns what the study learns of a point that races against the best trial of the field.
+func (w noiseModel) race(number int, p space.Point, truth float64, on *field, history []studies.Trial, rng *rand.Rand) studies.Trial {
+	luck, known := on.luck[on.best]
+	if !known {
+		luck = rng.NormFloat64()
+		on.luck[on.best] = luck
+	}
+	best := history[on.best].Result.Capacity
+	gain := math.Log(truth/on.truth) + w.noise*(math.Sqrt(luckShare)*luck+math.Sqrt(1-luckShare)*rng.NormFloat64())
+	one := measuredTrial(number, p, best.Rate*math.Exp(gain))
+	one.Result.Capacity.RatioErr = math.Hypot(w.noise, best.RatioErr)
+	one.Result.Capacity.StdErr = math.Hypot(w.noise, best.StdErr)
+	if gain < -0.1 {
+		one.Result.Outcome, one.Result.Class = trial.Dropped, serverctl.DroppedByRace
+		one.Result.Capacity.Bound = capacity.Estimated
+	}
+	return one
+}
+
 // checkpoints are the numbers of trials after which regrets are taken.
 var checkpoints = []int{10, 20, 30}
 
@@ -262,6 +292,7 @@ func regret(t testing.TB, on surface, name string, seed uint64, w noiseModel) []
 	common := rng.NormFloat64()
 	var history []studies.Trial
 	best, lost := 0.0, []float64(nil)
+	against := field{best: -1, luck: map[int]float64{}}
 	for n := range trials {
 		p := on.first
 		if n > 0 {
@@ -274,8 +305,13 @@ func regret(t testing.TB, on surface, name string, seed uint64, w noiseModel) []
 		}
 		if truth, lives := on.rate(p); lives {
 			one := w.measure(n, p, truth, common, best, rng)
+			if w.raced && against.best >= 0 {
+				one = w.race(n, p, truth, &against, history, rng)
+			}
 			history = append(history, one)
-			best = max(best, one.Result.Capacity.Carried())
+			if rate := one.Result.Capacity.Carried(); one.Met() && rate > best {
+				against.best, against.truth, best = n, truth, rate
+			}
 		} else {
 			history = append(history, crashedTrial(n, p))
 		}
@@ -345,7 +381,7 @@ func TestRegretTable(t *testing.T) {
 		t.Skip("SAMPLER_TABLE=1 runs it, with -timeout 1h")
 	}
 	for _, on := range []surface{h200(t), inner(t), mixed(t), ridge(t), peaks(t), speculative(t)} {
-		for _, w := range []noiseModel{{noise: 0.03}, {noise: 0.08}, {noise: 0.08, shared: true}, {noise: 0.05, estimated: true}} {
+		for _, w := range []noiseModel{{noise: 0.03}, {noise: 0.08}, {noise: 0.08, shared: true}, {noise: 0.05, estimated: true}, {noise: 0.06, raced: true}} {
 			compareSamplers(t, on, 60, w, "gp", "tpe", "random")
 		}
 	}

@@ -31,7 +31,7 @@ func NewModel(s *space.Space, seed uint64, history []studies.Trial) *Model {
 	if len(s.Parameters()) == 0 || len(l.values) < max(2, l.minValues()) {
 		return nil
 	}
-	return &Model{s, newBeliefOf(modelVectors, s, l, stream(seed, "model", len(finished)))}
+	return &Model{s, newBeliefOf(modelVectors, s, l, nil, stream(seed, "model", len(finished)))}
 }
 
 // Values returns the number of trials from which the model has learned a capacity, or a bound of one.

@@ -19,6 +19,8 @@ type datum struct {
 	variance float64 // variance of the value's error, as the model believes it
 	side     side
 
+	compressed float64 // factor by which standardise made differences near the value smaller
+
 	// For the model, a bound is like a value with an error. This value and its variance are the bound's site; fitBounds
 	// finds the site.
 	site, siteVariance float64
@@ -40,6 +42,7 @@ const vagueVariance = 1e4
 type process struct {
 	kernel kernel
 	data   []datum
+	common *covariances      // covariances of the data's errors; nil if the errors are independent
 	factor blas64.Triangular // U of the covariance UᵀU of the data
 	weight []float64         // inverse covariance × (values − mean)
 	fit    float64           // ln of the likelihood, up to a constant
@@ -47,13 +50,15 @@ type process struct {
 
 // condition returns the process after the data. For a bound it uses the current site. It calls LAPACK directly, because
 // mat.Cholesky estimates a condition number too, which takes as long as the rest.
-func condition(k kernel, data []datum) *process {
-	p := &process{kernel: k, data: data}
+//
+// The parameter common has the covariances of the data's errors; nil means that the errors are independent.
+func condition(k kernel, data []datum, common *covariances) *process {
+	p := &process{kernel: k, data: data, common: common}
 	n := len(data)
 	covariance, residual := make([]float64, n*n), make([]float64, n)
 	for i := range data {
 		for j := i; j < n; j++ {
-			covariance[i*n+j] = k.covariance(data[i].row, data[j].row)
+			covariance[i*n+j] = k.covariance(data[i].row, data[j].row) + p.commonError(i, j)
 		}
 		value, variance := data[i].value, data[i].variance
 		if data[i].side != exact {
@@ -73,6 +78,15 @@ func condition(k kernel, data []datum) *process {
 		p.fit -= math.Log(p.factor.Data[i*n+i])
 	}
 	return p
+}
+
+// commonError returns the covariance of the errors of two values. It is 0 for one value, whose variance is in the datum,
+// and for a bound, whose site has an error of its own.
+func (p *process) commonError(i, j int) float64 {
+	if p.common == nil || i == j || p.data[i].side != exact || p.data[j].side != exact {
+		return 0
+	}
+	return p.common.at(i, j)
 }
 
 // factorize sets the factor of the process to U of a covariance UᵀU, and reports whether the covariance is positive
@@ -138,8 +152,8 @@ func (p *process) meanAt(r row) float64 {
 // method is expectation propagation (Rasmussen and Williams 2006, section 3.6). All sites are Gaussian factors and are
 // updated in parallel. An upper bound has the likelihood Φ((bound − f)/error), and a lower bound has the mirror image
 // of it.
-func fitBounds(k kernel, data []datum, sweeps int) *process {
-	p := condition(k, data)
+func fitBounds(k kernel, data []datum, common *covariances, sweeps int) *process {
+	p := condition(k, data, common)
 	var bounded []int
 	var rows []row
 	for i := range data {
@@ -156,7 +170,7 @@ func fitBounds(k kernel, data []datum, sweeps int) *process {
 		for j, i := range bounded {
 			moved = max(moved, data[i].update(means[j], variances[j]))
 		}
-		p = condition(k, data)
+		p = condition(k, data, common)
 		if moved < 1e-3 {
 			break
 		}

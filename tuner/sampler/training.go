@@ -159,9 +159,11 @@ func (l *trainingSet) standardise() {
 	var values []float64
 	for i := range l.values {
 		d := &l.values[i]
+		d.compressed = 1
 		if beyond := top - d.value - knee; beyond > 0 && !math.IsInf(beyond, 1) {
 			d.value = top - knee - math.Log1p(beyond)
-			d.err /= 1 + beyond
+			d.compressed = 1 / (1 + beyond)
+			d.err *= d.compressed
 		}
 		d.site, d.siteVariance = d.value, vagueVariance
 		if d.side == exact {
