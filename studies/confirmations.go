@@ -35,3 +35,16 @@ func Pooled(trials []Trial) []Trial {
 	}
 	return pooled
 }
+
+// Held says for each point that was confirmed whether all its confirmations kept the SLO. A point that lost the race
+// against another confirmation did not.
+func Held(trials []Trial) map[string]bool {
+	held := make(map[string]bool)
+	for _, t := range trials {
+		if t.Origin == Confirmed && t.State == Done && t.Counts() {
+			before, again := held[t.Point.String()]
+			held[t.Point.String()] = t.Met() && (before || !again)
+		}
+	}
+	return held
+}

@@ -49,7 +49,7 @@ func (s *Study) undecided(now studies.Study) (space.Point, bool) {
 	}
 	o := now.Objective()
 	gain, known := capacity.Compare(o.Of(best), o.Of(byDefault))
-	gain = gain.Among(confirmedPoints(now) - 1)
+	gain = gain.Among(len(studies.Held(now.Trials)) - 1)
 	if !known || rounds >= s.MaxRounds || !gain.Open(s.Budget.MinGain) {
 		return nil, false
 	}
@@ -116,22 +116,23 @@ func (s *Study) confirm(task *trial.Task, t *studies.Trial, now studies.Study) {
 			return rivalFor(t, best, now.Objective())
 		}
 	default:
-		task.Confirm = rate/float64(t.GPUs()) >= farBelow*best.Result.Capacity.Carried()/float64(best.GPUs())
+		o := now.Objective()
+		task.Confirm = rate/o.Factor(*t) >= farBelow*o.Of(best).Carried()
 	}
 }
 
-// farBelow is a fraction of the best capacity per GPU. A default below it is confirmed with the probes of a search, because at its
+// farBelow is a fraction of the best capacity, as the objective counts it. A default below it is confirmed with the probes of a search, because at its
 // low rates the longer probes of a confirmation take most of the study's last hour.
 const farBelow = 0.6
 
-// bestConfirmation returns the best of the confirmations. If version is not "", it considers only servers of that
+// bestConfirmation returns the best of the confirmations whose points kept the SLO in all their confirmations. If version is not "", it considers only servers of that
 // version. Unlike Incumbent, it ignores the trials of the search, because their requests and windows differ. found is
 // false if no such confirmation has met the SLO.
 func bestConfirmation(now studies.Study, version string) (best studies.Trial, found bool) {
-	o := now.Objective()
+	o, held := now.Objective(), studies.Held(now.Trials)
 	for _, t := range studies.Pooled(now.Trials) {
 		better := !found || o.Of(t).Carried() > o.Of(best).Carried()
-		if t.Origin == studies.Confirmed && t.State == studies.Done && t.Met() && better && (version == "" || t.Version == version) {
+		if held[t.Point.String()] && t.Origin == studies.Confirmed && t.State == studies.Done && t.Met() && better && (version == "" || t.Version == version) {
 			best, found = t, true
 		}
 	}
@@ -141,12 +142,6 @@ func bestConfirmation(now studies.Study, version string) (best studies.Trial, fo
 // confirmations returns the number of confirming trials of the point that were begun.
 func confirmations(study studies.Study, p space.Point) int {
 	return lo.CountBy(study.Trials, func(t studies.Trial) bool { return t.Origin == studies.Confirmed && t.Point.String() == p.String() })
-}
-
-// confirmedPoints returns the number of points with a confirmation that met the SLO.
-func confirmedPoints(study studies.Study) int {
-	met := lo.Filter(study.Trials, func(t studies.Trial, _ int) bool { return t.Origin == studies.Confirmed && t.Met() })
-	return len(lo.UniqBy(met, func(t studies.Trial) string { return t.Point.String() }))
 }
 
 // searchTrials returns the trials without the confirmations. A confirmation has other requests and longer probes, so

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"vllmtuner/serverctl"
 	"vllmtuner/studies"
 	"vllmtuner/trial"
 	"vllmtuner/trial/capacity"
@@ -111,7 +112,7 @@ func TestTheRuleOfTheRounds(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 1))
 	const n = 2000
 	s := &Study{Budget: Budget{MinGain: 0.01}, MaxRounds: 6}
-	for _, row := range []struct{ gain, least, most float64 }{{0, 0, 0.05}, {0.05, 0.8, 1}} {
+	for _, row := range []struct{ gain, least, most float64 }{{0, 0.005, 0.03}, {0.05, 0.83, 0.91}} {
 		found, rounds := 0, 0
 		for range n {
 			now := studies.Study{}
@@ -153,5 +154,45 @@ func TestConfirmationsAreReadInFull(t *testing.T) {
 	}}
 	if got := Compared(study); !slices.Equal(got, []int{1, 3, 4}) {
 		t.Errorf("Compared = %v, want the incumbent and both confirmations: 1, 3 and 4", got)
+	}
+}
+
+// A finalist that lost its race counts among the points from which the best was chosen, for the rule as for the report. So
+// a study does not end its rounds as clear with a gain that the report calls not distinguishable.
+func TestALostRaceCountsInTheRule(t *testing.T) {
+	confirmed := func(number int, p space.Point, c capacity.Capacity) studies.Trial {
+		return studies.Trial{Number: number, Origin: studies.Confirmed, Point: p, State: studies.Done, Result: trial.Result{Outcome: trial.Measured, Capacity: c}}
+	}
+	at := func(rate float64) capacity.Capacity {
+		return capacity.Capacity{Rate: rate, Low: rate, High: rate, Bound: capacity.Exact, StdErr: 0.02}
+	}
+	best := space.Point{"max-num-seqs": "64"}
+	now := studies.Study{Trials: []studies.Trial{confirmed(0, best, at(2.13)), confirmed(1, nil, at(2))}}
+	s := &Study{Budget: Budget{MinGain: 0.01}, MaxRounds: capacity.MaxRounds}
+	if _, more := s.undecided(now); more {
+		t.Fatal("the gain over the default is clear, and another round follows")
+	}
+	lost := confirmed(2, space.Point{"max-num-seqs": "32"}, capacity.Capacity{Rate: 1.9, Bound: capacity.Estimated, StdErr: 0.04})
+	lost.Result.Outcome, lost.Result.Class = trial.Dropped, serverctl.DroppedByRace
+	now.Trials = append(now.Trials, lost)
+	if next, more := s.undecided(now); !more || next.String() != best.String() {
+		t.Errorf("after a lost race the next confirmation is of %v (%v), want the best: chosen from two, it is not clearly better", next, more)
+	}
+}
+
+// A point that failed one of its confirmations cannot win, so it is not confirmed further.
+func TestAPointThatDidNotHoldIsNotConfirmedAgain(t *testing.T) {
+	one := func(number int, p space.Point, rate float64) studies.Trial {
+		c := capacity.Capacity{Rate: rate, Low: rate, High: rate, Bound: capacity.Exact, StdErr: 0.02}
+		if rate == 0 {
+			c = capacity.Capacity{Rate: 1, High: 1, Bound: capacity.AtMost}
+		}
+		return studies.Trial{Number: number, Origin: studies.Confirmed, Point: p, State: studies.Done, Result: trial.Result{Outcome: trial.Measured, Capacity: c}}
+	}
+	best, other := space.Point{"max-num-seqs": "64"}, space.Point{"max-num-seqs": "32"}
+	now := studies.Study{Trials: []studies.Trial{one(0, best, 2.08), one(1, other, 2.04), one(2, nil, 2), one(3, best, 0)}}
+	s := &Study{Budget: Budget{MinGain: 0.01}, MaxRounds: capacity.MaxRounds}
+	if next, more := s.undecided(now); !more || next.String() != other.String() {
+		t.Errorf("the next confirmation is of %v (%v), want %v", next, more, other)
 	}
 }

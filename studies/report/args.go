@@ -89,7 +89,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	if err != nil {
 		return fmt.Errorf("write the args as YAML: %w", err)
 	}
-	c := best.Trial.Result.Capacity
+	c := best.Capacity
 	var l lines
 	l.Line("# %s", headline(best, study.State))
 	l.Line("# study %s, trial %d; %s", study.Name, best.Trial.Number, stateText(study, Summarize(study, o)))
@@ -98,7 +98,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 		l.Line("# note: %s", c.Doubt)
 	}
 	l.Line("# in flight at capacity: %s requests; %s breaks first", render.Number(c.InFlight), c.Binding)
-	if advice, ok := o.advice(best.Trial); ok {
+	if advice, ok := o.advice(best); ok {
 		l.Line("# advice: %s", advice)
 	}
 	l.Line("# gain %s", gainText(best))

@@ -59,7 +59,7 @@ func BestText(w io.Writer, study studies.Study, o Options) error {
 
 // addBest adds the winner (the best trial) with its evidence.
 func (l *lines) addBest(b Winner, state studies.State, o Options) {
-	t, c := b.Trial, b.Trial.Result.Capacity
+	t, c := b.Trial, b.Capacity
 	l.Paragraph(headline(b, state), "")
 	l.Line("")
 	for _, line := range flagLines(t.Args) {
@@ -81,7 +81,7 @@ func (l *lines) addBest(b Winner, state studies.State, o Options) {
 	if c.Binding != "" {
 		l.Item("limit", "%s breaks first", c.Binding)
 	}
-	advice, advised := o.advice(t)
+	advice, advised := o.advice(b)
 	low := func(p trial.Probe) bool { return p.Rate == c.Low && p.Verdict.Pass && p.Verdict.ClientLimited == "" }
 	if i := slices.IndexFunc(t.Probes, low); i >= 0 && advice.ProbeRate != c.Low { // an advice for the rate c.Low already shows the values of this probe
 		l.Item("", "at %s req/s: %s", render.Number(c.Low), trial.MeasuredText(trial.MeasuredLimits(t.Probes[i].Verdict)))
@@ -109,7 +109,7 @@ func (l *lines) addBest(b Winner, state studies.State, o Options) {
 
 // luckText says how much of the measured capacity is probably luck; "" if it is less than half a per cent.
 func (b Winner) luckText() string {
-	if b.Luck < 0.005 || !(b.Trial.Result.Capacity.StdErr > 0) {
+	if b.Luck < 0.005 || b.Capacity.Rate == b.Trial.Result.Capacity.Rate {
 		return ""
 	}
 	return fmt.Sprintf("%s less than measured, because the best of several is partly lucky", render.Share(1-math.Exp(-b.Luck)))
@@ -309,9 +309,9 @@ type bestTrial struct {
 	Probes    []probeItem       `json:"probes"` // in the order in which they were run
 }
 
-// advice returns the request rate that is advised for a server with the trial's flags; false if no rate can be advised.
-func (o Options) advice(t studies.Trial) (trial.Advice, bool) {
-	return trial.Advise(t.Result.Capacity, cmp.Or(o.Margin, trial.DefaultMargin), t.Probes)
+// advice returns the request rate that is advised for a server with the winner's flags; false if no rate can be advised.
+func (o Options) advice(b Winner) (trial.Advice, bool) {
+	return trial.Advise(b.Capacity, cmp.Or(o.Margin, trial.DefaultMargin), b.Trial.Probes)
 }
 
 // BestJSON writes the winner with its evidence as one JSON object. If no trial met the SLO, met is false.
@@ -332,11 +332,11 @@ func bestOf(study studies.Study, o Options) bestDocument {
 	d.Met, d.Headline, d.Gain, d.Trust = true, headline(best, study.State), best.Gain, trustText(best)
 	d.Insight = o.Insight
 	d.Best = &bestTrial{
-		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Env: t.Point.Env(), Capacity: t.Result.Capacity, Luck: best.Luck,
+		Number: t.Number, Origin: t.Origin, Point: t.Point, Args: t.Args, Env: t.Point.Env(), Capacity: best.Capacity, Luck: best.Luck,
 		Simulated: t.Result.Facts.Simulated, Notes: notes(t), Probes: probeItems(t.Probes),
 	}
 	d.Best.Capacity.Steps = nil
-	if advice, ok := o.advice(t); ok {
+	if advice, ok := o.advice(best); ok {
 		d.Best.Advice = &advice
 	}
 	return d

@@ -44,15 +44,20 @@ type Winner struct {
 	Found studies.Trial // the trial of the search that found the point; gains compare it, because all trials of the search had the same requests
 	Gain  *gain         // gain over the reference; nil when no reference has been measured
 	Among int           // number of measured trials, including the best one
-	Luck  float64       // expected luck of the confirmation in ln rate, because it was chosen as the best; already taken off its capacity
+
+	// Capacity is the capacity of Trial, less what is probably luck: it was chosen as the best of several confirmations.
+	// Trials are compared by the capacities as measured. Luck is in ln rate.
+	Capacity capacity.Capacity
+	Luck     float64
 
 	objective studies.Objective
 	same      []studies.Trial // all trials of the best trial's world
 }
 
 // Whole returns a function for studies.ReadSummary. The function selects the trials that a report with this number of
-// rows needs in full. These are the running trial, the newest trials, the best trial, its reference and all confirmations. If
-// no trial met the SLO, it also selects the trial that came nearest.
+// rows needs in full. These are the running trial, the newest trials, the best trial, its reference and all confirmations:
+// what they have in common decides how lucky the best one is. If no trial met the SLO, Whole also selects the trial that
+// came nearest.
 func Whole(rows int) func(studies.Study) []int {
 	if rows == 0 {
 		rows = defaultRows
@@ -91,7 +96,7 @@ func bestIn(trials []studies.Trial, o studies.Objective) (Winner, bool) {
 	trials = studies.Pooled(trials)
 	var found, confirmed *studies.Trial
 	among := 0
-	held := confirmations(trials)
+	held := studies.Held(trials)
 	for i := range trials { // the loop runs by index, because there may be many trials of a kilobyte each
 		t := &trials[i]
 		holds, tried := held[t.Point.String()]
@@ -125,32 +130,25 @@ func bestIn(trials []studies.Trial, o studies.Objective) (Winner, bool) {
 		b.confirmGain(*confirmed, trials, len(held))
 		b.Luck = o.Of(*confirmed).Luck(outrun(o, trials, *confirmed))
 	}
-	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among).Lowered(b.Luck)
+	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among)
+	b.Capacity = b.Trial.Result.Capacity.Lowered(b.Luck)
 	return b, true
 }
 
-// outrun returns the confirmed capacities of all other points, as the objective counts them.
+// outrun returns the confirmed capacities of all other points of the best one's server version, as the objective counts
+// them. A point that lost its race is one of them.
 func outrun(o studies.Objective, trials []studies.Trial, best studies.Trial) (others []capacity.Capacity) {
 	known := map[string]bool{best.Point.String(): true}
-	for _, t := range trials { // all confirmations of a point have the same capacity: their mean
-		if p := t.Point.String(); t.Origin == studies.Confirmed && t.Met() && !known[p] {
+	held := studies.Held(trials)
+	for _, t := range trials { // all confirmations of a point have the same rate: their mean
+		p, c := t.Point.String(), t.Result.Capacity
+		rival := held[p] || c.Bound == capacity.Estimated
+		if t.Origin == studies.Confirmed && t.State == studies.Done && t.Version == best.Version && rival && !known[p] {
 			known[p] = true
 			others = append(others, o.Of(t))
 		}
 	}
 	return others
-}
-
-// confirmations says for each point that was confirmed whether all its confirmations kept the SLO.
-func confirmations(trials []studies.Trial) map[string]bool {
-	held := make(map[string]bool)
-	for _, t := range trials {
-		if t.Origin == studies.Confirmed && t.State == studies.Done && t.Counts() {
-			before, again := held[t.Point.String()]
-			held[t.Point.String()] = t.Met() && (before || !again)
-		}
-	}
-	return held
 }
 
 // confirmed reports whether a confirmation measured the winner's capacity.

@@ -42,7 +42,7 @@ func StatusText(w io.Writer, study studies.Study, o Options) error {
 	if met {
 		text.Item("best", "trial %d: %s", best.Trial.Number, capacityText(best.Trial.Result.Capacity, best.Trial.Result.Facts.Simulated))
 		text.addUnlessEmpty("note", best.Trial.Result.Capacity.Doubt)
-		if advice, ok := o.advice(best.Trial); ok {
+		if advice, ok := o.advice(best); ok {
 			text.Item("advice", "%s", advice)
 		}
 		text.addUnlessEmpty("per GPU", best.perGPUText())

@@ -419,3 +419,33 @@ func singleBurstIsNotBelieved(t *testing.T, seeds uint64) {
 		t.Errorf("%[2]d of %[1]d searches try the rate of the burst again, want 90 %%; %[3]d come near the truth, want 75 %%", seeds, again, beyond)
 	}
 }
+
+// The standard error has a part from the fit, a part from how the slow requests are spread over the pieces, a part from
+// probe to probe, and one that stays.
+func TestThePartsOfAStandardError(t *testing.T) {
+	e := estimate{gradient: [3]float64{1, 0, 0}}
+	e.fit.information = [3][3]float64{{2500, 0, 0}, {0, 1, 0}, {0, 0, 1}} // the fit alone has a standard error of 2 %
+	const bursts = 1e6                                                    // Student's t is then the normal distribution
+	for _, row := range []struct {
+		name  string
+		moved float64 // influence of each of four pieces
+		near  float64
+		want  float64 // variance
+	}{
+		{"no piece moves the estimate", 0, 4, 0.0004/2 + probeError*probeError/4 + modelError*modelError},
+		{"the pieces say the same as the fit", 0.005, 4, 0.0004 + probeError*probeError/4 + modelError*modelError},
+		{"the pieces say twice the error", 0.01, 4, 0.0004*5/2 + probeError*probeError/4 + modelError*modelError},
+		{"the pieces are counted up to a limit", 1, 4, 0.0004*(1+maxClustered)/2 + probeError*probeError/4 + modelError*modelError},
+		{"no probe is near", 0, 1e-9, 0.0004/2 + probeError*probeError/minNear + modelError*modelError},
+	} {
+		e.pieces = []Piece{{Moved: row.moved}, {Moved: -row.moved}, {Moved: row.moved}, {Moved: -row.moved}}
+		if got := e.stdErrWith(e.fit.information, bursts, row.near); math.Abs(got*got/row.want-1) > 1e-3 {
+			t.Errorf("%s: the variance is %.6f, want %.6f", row.name, got*got, row.want)
+		}
+	}
+	twice := e.fit.information
+	twice[0][0] *= 2
+	if now, later := e.stdErrWith(e.fit.information, bursts, 4), e.stdErrWith(twice, bursts, 8); later >= now {
+		t.Errorf("twice the probes change the standard error from %.4f to %.4f", now, later)
+	}
+}

@@ -5,55 +5,80 @@ import "math"
 // Luck is the expected error, in ln rate, of a capacity that was chosen because it is higher than others. The highest of
 // equal capacities is the one whose error was luckiest.
 //
-// Luck takes the measured rates as the true ones, and asks what the choice would add to the chosen rate if all were
-// measured once more. That is an estimate by the parametric bootstrap (Efron and Tibshirani 1993, chapter 10), computed
-// as an integral instead of by random draws. It is 0 if the others are far below.
+// Luck takes likely leads over the others as the true ones, and asks how much too high this capacity would be if all were
+// measured once more and it was the highest again. That is an estimate by the parametric bootstrap (Efron and Tibshirani
+// 1993, chapter 10), computed as an integral instead of by random draws. It is near 0 if the others are far below, or if
+// this capacity is known far better than the others.
 func (c Capacity) Luck(others []Capacity) float64 {
-	means, errs := []float64{0}, []float64{0} // ln rate relative to the chosen one, and the standard error that no other capacity shares
-	for _, other := range others {
-		lead, ok := Compare(c, other)
-		if !ok {
-			continue
-		}
-		half := lead.stdErr / math.Sqrt2 // this is the error of the difference; each of the two has half of its variance
-		means, errs = append(means, -math.Log(lead.Ratio)), append(errs, half)
-		errs[0] = max(errs[0], half)
+	leads := c.leadsOver(others)
+	if len(leads) == 0 {
+		return 0
 	}
-	if len(means) == 1 {
+	own := leads[0].own
+	width := max(own, leads[0].others)
+	if !(own > 0 && width > 0) {
 		return 0
 	}
 	const steps, reach = 400, 6 // the integral covers ±reach standard errors
-	width, luck := 0.0, 0.0
-	for _, stdErr := range errs {
-		width = max(width, stdErr)
-	}
-	step := 2 * reach * width / steps
+	step := 2 * reach * own / steps
+	highest, error := 0.0, 0.0
 	for k := range steps {
-		top := step * (float64(k) + 0.5 - steps/2)
-		for i := range means {
-			luck += (top - means[i]) * step * isTop(top, i, means, errs)
+		x := step * (float64(k) + 0.5 - steps/2) // error of this capacity
+		p := density(x / own)
+		for _, l := range leads {
+			p *= normal((x + l.mean) / max(l.others, own/100))
 		}
+		highest += p
+		error += x * p
 	}
-	return max(0, luck)
+	if !(highest > 0) {
+		return 0
+	}
+	return max(0, error/highest)
 }
 
-// isTop returns the probability density that capacity i is the highest of all, and has the value top.
-func isTop(top float64, i int, means, errs []float64) float64 {
-	p := density((top-means[i])/errs[i]) / errs[i]
-	for j := range means {
-		if j != i {
-			p *= normal((top - means[j]) / errs[j])
+// priorLead is the standard deviation of ln capacity between the best points of a study. Leads that are small beside their
+// error are mostly luck, so they are shrunk as if this was known before (empirical Bayes).
+const priorLead = 0.05
+
+// A lead says how far a capacity is above another one, in ln rate. The variance of the lead's error is own² + others²:
+// the part of this capacity's error that the other one does not share, and the rest.
+type lead struct{ mean, own, others float64 }
+
+// leadsOver returns the leads over the other capacities, the least sure one first. All leads have the same own part: it
+// is this capacity's part in the least sure lead.
+func (c Capacity) leadsOver(others []Capacity) (leads []lead) {
+	sure := math.Inf(1)
+	for _, other := range others {
+		l, ok := Compare(c, other)
+		if !ok {
+			continue
 		}
+		variance := l.stdErr * l.stdErr
+		one := lead{mean: math.Log(l.Ratio) * priorLead * priorLead / (priorLead*priorLead + variance), others: variance} // the whole variance, for now
+		if z := one.mean / l.stdErr; z < sure {
+			sure = z
+			one.own = max(0, c.StdErr*c.StdErr-correlation(c, other)*c.StdErr*other.StdErr)
+			leads = append([]lead{one}, leads...)
+			continue
+		}
+		leads = append(leads, one)
 	}
-	return p
+	for i := range leads {
+		leads[i].own = math.Sqrt(min(leads[0].own, leads[0].others))
+	}
+	for i := range leads {
+		leads[i].others = math.Sqrt(max(0, leads[i].others-leads[i].own*leads[i].own))
+	}
+	return leads
 }
 
 // Lowered returns the capacity with its rate and its interval lowered by luck, in ln rate. A capacity without a standard
 // error is not changed.
 func (c Capacity) Lowered(luck float64) Capacity {
-	if c.Bound == Exact && c.StdErr > 0 {
+	if luck > 0 && c.Bound == Exact && c.StdErr > 0 {
 		c.Rate *= math.Exp(-luck)
-		c.Lowest, c.Highest = min(c.Lowest, c.Rate*math.Exp(-deviations*c.StdErr)), c.Rate*math.Exp(deviations*c.StdErr)
+		c.Lowest, c.Highest = min(c.Lowest, c.Rate*math.Exp(-deviations*c.StdErr)), c.Highest*math.Exp(-luck)
 	}
 	return c
 }

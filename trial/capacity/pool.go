@@ -39,7 +39,11 @@ func (c Capacity) Pooled(all []Capacity) (pooled Capacity, ok bool) {
 	if n := len(all) - 1; n > 0 {
 		pooled.StdErr *= max(1, math.Sqrt(scatter/float64(n)))
 	}
-	pooled.StdErr = math.Hypot(pooled.StdErr, c.ofModel())
+	ofModel := c.ofModel()
+	for _, one := range all {
+		ofModel = min(ofModel, one.ofModel())
+	}
+	pooled.StdErr = math.Hypot(pooled.StdErr, ofModel)
 	pooled.Lowest, pooled.Highest = pooled.Rate*math.Exp(-deviations*pooled.StdErr), pooled.Rate*math.Exp(deviations*pooled.StdErr)
 	return pooled, true
 }

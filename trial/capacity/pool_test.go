@@ -28,7 +28,7 @@ func TestPooled(t *testing.T) {
 	if len(got.Pieces) != 2 || math.Abs(got.Pieces[0].Moved-share*0.01) > 1e-12 || math.Abs(got.Pieces[1].Moved-(1-share)*0.02) > 1e-12 {
 		t.Errorf("the pieces are %+v, want each with its share of the mean", got.Pieces)
 	}
-	if again, _ := b.Pooled([]Capacity{a, b}); again.Rate != got.Rate || again.Low != b.Low {
+	if again, _ := b.Pooled([]Capacity{a, b}); again.Rate != got.Rate || again.StdErr != got.StdErr || again.Low != b.Low {
 		t.Errorf("of the second capacity Pooled = %+v, want the same rate and its own bracket", again)
 	}
 	if far, _ := a.Pooled([]Capacity{a, exactly(2.5, 0.02)}); far.StdErr < 0.1 {

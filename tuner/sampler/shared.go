@@ -33,22 +33,23 @@ type errorSum []part
 // error. A trial that raced has its own error, the luck of the best trial, and all parts of the best trial's error.
 func errorsOf(history []studies.Trial) []errorSum {
 	all := make([]errorSum, len(history))
-	best := -1
+	best, version := -1, ""
 	for i := range history {
 		t := &history[i]
 		c := t.Result.Capacity
 		d, _ := valueOf(t)
-		switch raced := t.Number >= 0 && c.RatioErr > 0 && best >= 0; {
+		own := t.Number >= 0 && t.Source == "" // and not of another study, or of this study before the world changed
+		if own && t.Version != "" && t.Version != version {
+			version, best = t.Version, -1 // servers of two versions do not race
+		}
+		switch raced := own && c.RatioErr > 0 && best >= 0; {
 		case raced:
 			own := math.Sqrt(max(0, squared(c.RatioErr)-squared(history[best].Result.Capacity.RatioErr)))
 			all[i] = append(slices.Clone(all[best]), part{best, true, math.Sqrt(luckShare) * own}, part{i, false, own})
 		default:
 			all[i] = errorSum{{i, false, d.err}}
 		}
-		if t.Number < 0 {
-			continue
-		}
-		if t.Met() && (best < 0 || c.Carried() > history[best].Result.Capacity.Carried()) {
+		if own && t.Met() && (best < 0 || c.Carried() > history[best].Result.Capacity.Carried()) {
 			best = i
 		}
 	}

@@ -3,6 +3,7 @@ package sampler
 import (
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 
 	"vllmtuner/studies"
@@ -54,6 +55,13 @@ func TestWhatErrorsHaveInCommon(t *testing.T) {
 	common := func(i, j int) float64 {
 		own, luck := sums[i].common(sums[j])
 		return own + luck
+	}
+	moved := slices.Clone(history)
+	moved[1].Source, moved[2].Version = "before the world changed", "0.15"
+	for i, sum := range errorsOf(moved) {
+		if want := map[int]int{1: 1, 2: 1, 3: 3}[i]; want > 0 && len(sum) != want {
+			t.Errorf("with another world and version, the error of trial %d has %d parts, want %d", i, len(sum), want)
+		}
 	}
 	default0, first, luck0, luck1 := squared(0.1), squared(0.04), luckShare*squared(0.04), luckShare*squared(0.06)
 	for _, row := range []struct {

@@ -180,7 +180,7 @@ func answerOf(s studies.Study) *answer {
 	if !ok {
 		return nil
 	}
-	c := best.Trial.Result.Capacity
+	c := best.Capacity
 	return &answer{
 		Point: best.Trial.Point, Rate: c.Rate, Bound: c.Bound, Low: c.Lowest, High: c.Highest, StdErr: c.StdErr,
 	}
