@@ -27,7 +27,8 @@ import (
 	"vllmtuner/tuner/space"
 )
 
-// pointCount is the number of predicted points besides Forecaster.First. The sampler's model interpolates between them.
+// pointCount is the number of predicted points that fill the space, besides Forecaster.First and the promising ones. The
+// sampler's model interpolates between them.
 const pointCount = 96
 
 // A Forecaster predicts the capacities of one study.
@@ -39,7 +40,7 @@ type Forecaster struct {
 	First     []space.Point // points that are predicted in any case, such as the current args
 	Seed      uint64
 
-	points  int            // number of points to predict, besides First
+	points  int            // number of points that fill the space, besides First
 	longRun *trial.LongRun // long run of the workload, built when first needed
 }
 
@@ -210,23 +211,26 @@ func (f *Forecaster) capacities(ctx context.Context, p *sim.Profile, points []sp
 	if err != nil {
 		return nil, err
 	}
-	all := make([]studies.Trial, len(points))
-	all[0] = first
 	if first.Met() {
 		runner.Search.Hint = first.Result.Capacity.Rate
 	}
-	var workers errgroup.Group
-	workers.SetLimit(runtime.GOMAXPROCS(0))
-	for i := 1; i < len(points); i++ {
-		workers.Go(func() (err error) {
-			all[i], err = f.capacity(ctx, runner, points[i])
-			return err
-		})
-	}
-	if err := workers.Wait(); err != nil {
+	rest, err := f.measure(ctx, runner, points[1:])
+	if err != nil {
 		return nil, err
 	}
-	class := all[0].Result.Class
+	all := append([]studies.Trial{first}, rest...)
+	for range min(refinements, f.points/promisingPoints) {
+		more, err := f.promising(all)
+		if err != nil {
+			return nil, err
+		}
+		near, err := f.measure(ctx, runner, more)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, near...)
+	}
+	class := first.Result.Class
 	all = slices.DeleteFunc(all, func(t studies.Trial) bool {
 		rate := t.Result.Capacity.Rate
 		return t.Result.Outcome != trial.Measured || !(rate > 0) || math.IsInf(rate, 1)
@@ -235,6 +239,55 @@ func (f *Forecaster) capacities(ctx context.Context, p *sim.Profile, points []sp
 		return nil, fmt.Errorf("no point runs and keeps the SLO in the simulator; the default ends with %s", cmp.Or(string(class), "no capacity"))
 	}
 	return all, nil
+}
+
+// measure measures points side by side.
+func (f *Forecaster) measure(ctx context.Context, runner *trial.Runner, points []space.Point) ([]studies.Trial, error) {
+	all := make([]studies.Trial, len(points))
+	var workers errgroup.Group
+	workers.SetLimit(runtime.GOMAXPROCS(0))
+	for i, p := range points {
+		workers.Go(func() (err error) {
+			all[i], err = f.capacity(ctx, runner, p)
+			return err
+		})
+	}
+	return all, workers.Wait()
+}
+
+const (
+	// After the points that fill the space, the best ones are looked for: in each of refinements rounds, the sampler gp
+	// chooses promisingPoints points from what the simulator says so far. On the simulated H200, eight studies then ended
+	// 1.7 % below the best instead of 2.3 %.
+	refinements, promisingPoints = 4, 8
+	// predictedErr is the standard error of ln capacity that the sampler believes of simulated capacities.
+	predictedErr = 0.02
+)
+
+// promising returns the points that the sampler gp would try next if the simulated capacities were measured. If no point
+// of the space is left, there may be fewer.
+func (f *Forecaster) promising(simulated []studies.Trial) (points []space.Point, err error) {
+	chooser, err := sampler.New("gp", f.Space, f.Seed, len(simulated)+promisingPoints)
+	if err != nil {
+		return nil, err
+	}
+	history := slices.Clone(simulated)
+	for i := range history {
+		history[i].Number, history[i].Origin = i, studies.Sampled
+		history[i].Result.Capacity.StdErr = predictedErr
+	}
+	for range promisingPoints {
+		p, err := chooser.Next(len(history), history)
+		if errors.Is(err, sampler.ErrExhausted) {
+			break
+		}
+		if err != nil {
+			return nil, err
+		}
+		points = append(points, p)
+		history = append(history, studies.Trial{Number: len(history), Origin: studies.Sampled, State: studies.Running, Point: p})
+	}
+	return points, nil
 }
 
 // capacity measures one point.

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/samber/lo"
 	"gonum.org/v1/gonum/stat"
 
 	"vllmtuner/realtime"
@@ -183,10 +184,44 @@ func TestAServerThatNoProfileResemblesIsNotPredicted(t *testing.T) {
 // Flags that the simulator does not model neither change nor prevent its predictions.
 func TestUnknownFlagsAreLeftOut(t *testing.T) {
 	f := forecaster(t)
-	f.FixedArgs = append(f.FixedArgs, "--brand-new-flag", "3")
+	f.FixedArgs, f.points = append(f.FixedArgs, "--brand-new-flag", "3"), 0
 	trials, err := f.capacities(t.Context(), mustLoad(t, "small-fast"), []space.Point{{}}, 0)
 	if err != nil || len(trials) != 1 {
 		t.Errorf("%d predictions with an unknown flag, %v; want one", len(trials), err)
+	}
+}
+
+// After the points that fill the space, more points are predicted where the simulator finds the best capacities. Two runs
+// predict the same.
+func TestThePromisingPointsArePredicted(t *testing.T) {
+	predict := func() []studies.Trial {
+		f := forecaster(t)
+		f.points = 2 * promisingPoints
+		points, err := f.spread()
+		if err != nil {
+			t.Fatal(err)
+		}
+		trials, err := f.capacities(t.Context(), mustLoad(t, "small-fast"), points, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return trials
+	}
+	trials := predict()
+	spread := trials[:len(trials)-2*promisingPoints]
+	rate := func(t studies.Trial) float64 { return t.Result.Capacity.Rate }
+	mean := func(all []studies.Trial) float64 { return lo.SumBy(all, rate) / float64(len(all)) }
+	best := func(all []studies.Trial) float64 {
+		return lo.Max(lo.Map(all, func(t studies.Trial, _ int) float64 { return rate(t) }))
+	}
+	if promising := trials[len(spread):]; len(spread) < promisingPoints || mean(promising) <= mean(spread) || best(promising) < 0.98*best(spread) {
+		t.Errorf("%d points that fill the space carry %.3g req/s, at most %.3g; %d promising ones carry %.3g, at most %.3g",
+			len(spread), mean(spread), best(spread), len(promising), mean(promising), best(promising))
+	}
+	for i, again := range predict() {
+		if again.Point.String() != trials[i].Point.String() || rate(again) != rate(trials[i]) {
+			t.Errorf("prediction %d is %s with %g req/s, and the second time %s with %g", i, trials[i].Point, rate(trials[i]), again.Point, rate(again))
+		}
 	}
 }
 
