@@ -21,7 +21,7 @@ func (c Capacity) Luck(others []Capacity) float64 {
 	}
 	const steps, reach = 400, 6 // the integral covers ±reach standard errors
 	step := 2 * reach * own / steps
-	highest, error := 0.0, 0.0
+	highest, off := 0.0, 0.0
 	for k := range steps {
 		x := step * (float64(k) + 0.5 - steps/2) // error of this capacity
 		p := density(x / own)
@@ -29,12 +29,12 @@ func (c Capacity) Luck(others []Capacity) float64 {
 			p *= normal((x + l.mean) / max(l.others, own/100))
 		}
 		highest += p
-		error += x * p
+		off += x * p
 	}
 	if !(highest > 0) {
 		return 0
 	}
-	return max(0, error/highest)
+	return max(0, off/highest)
 }
 
 // priorLead is the standard deviation of ln capacity between the best points of a study. Leads that are small beside their
