@@ -10,13 +10,8 @@ import "math"
 // 1993, chapter 10), computed as an integral instead of by random draws. It is near 0 if the others are far below, or if
 // this capacity is known far better than the others.
 func (c Capacity) Luck(others []Capacity) float64 {
-	leads := c.leadsOver(others)
-	if len(leads) == 0 {
-		return 0
-	}
-	own := leads[0].own
-	width := max(own, leads[0].others)
-	if !(own > 0 && width > 0) {
+	own, leads := c.leadsOver(others)
+	if !(own > 0) {
 		return 0
 	}
 	const steps, reach = 400, 6 // the integral covers ±reach standard errors
@@ -26,7 +21,7 @@ func (c Capacity) Luck(others []Capacity) float64 {
 		x := step * (float64(k) + 0.5 - steps/2) // error of this capacity
 		p := density(x / own)
 		for _, l := range leads {
-			p *= normal((x + l.mean) / max(l.others, own/100))
+			p *= normal((x + l.mean) / max(l.stdErr, own/100))
 		}
 		highest += p
 		off += x * p
@@ -41,36 +36,30 @@ func (c Capacity) Luck(others []Capacity) float64 {
 // error are mostly luck, so they are shrunk as if this was known before (empirical Bayes).
 const priorLead = 0.05
 
-// A lead says how far a capacity is above another one, in ln rate. The variance of the lead's error is own² + others²:
-// the part of this capacity's error that the other one does not share, and the rest.
-type lead struct{ mean, own, others float64 }
+// A lead says how far a capacity is above another one, in ln rate, and with which standard error if this capacity had no
+// error.
+type lead struct{ mean, stdErr float64 }
 
-// leadsOver returns the leads over the other capacities, the least sure one first. All leads have the same own part: it
-// is this capacity's part in the least sure lead.
-func (c Capacity) leadsOver(others []Capacity) (leads []lead) {
-	sure := math.Inf(1)
+// leadsOver returns the leads over the other capacities. The result own is the standard error of this capacity that its
+// nearest rival, the one with the least sure lead, does not share; 0 if there is no rival.
+func (c Capacity) leadsOver(others []Capacity) (own float64, leads []lead) {
+	nearest := math.Inf(1)
 	for _, other := range others {
 		l, ok := Compare(c, other)
 		if !ok {
 			continue
 		}
 		variance := l.stdErr * l.stdErr
-		one := lead{mean: math.Log(l.Ratio) * priorLead * priorLead / (priorLead*priorLead + variance), others: variance} // the whole variance, for now
-		if z := one.mean / l.stdErr; z < sure {
-			sure = z
-			one.own = max(0, c.StdErr*c.StdErr-correlation(c, other)*c.StdErr*other.StdErr)
-			leads = append([]lead{one}, leads...)
-			continue
+		leads = append(leads, lead{math.Log(l.Ratio) * priorLead * priorLead / (priorLead*priorLead + variance), l.stdErr})
+		if sure := math.Log(l.Ratio) / l.stdErr; sure < nearest {
+			nearest = sure
+			own = math.Sqrt(max(0, min(variance, c.StdErr*c.StdErr-correlation(c, other)*c.StdErr*other.StdErr)))
 		}
-		leads = append(leads, one)
 	}
-	for i := range leads {
-		leads[i].own = math.Sqrt(min(leads[0].own, leads[0].others))
+	for i, l := range leads {
+		leads[i].stdErr = math.Sqrt(max(0, l.stdErr*l.stdErr-own*own))
 	}
-	for i := range leads {
-		leads[i].others = math.Sqrt(max(0, leads[i].others-leads[i].own*leads[i].own))
-	}
-	return leads
+	return own, leads
 }
 
 // Lowered returns the capacity with its rate and its interval lowered by luck, in ln rate. A capacity without a standard
