@@ -15,12 +15,14 @@ func TestPooled(t *testing.T) {
 	a.Pieces, b.Pieces = []Piece{{Draw: 1, Moved: 0.01}}, []Piece{{Draw: 2, Moved: 0.02}}
 	b.Doubt = "a pass above a fail"
 	got, ok := a.Pooled([]Capacity{a, b})
-	// The error of the model is half of the first error, and 0.015 of the second. It is the same in both.
-	first, second := 1/(0.0004-0.0001), 1/(0.0016-0.000225)
-	share := first / (first + second)
-	want, wantErr := math.Exp(share*math.Log(2)+(1-share)*math.Log(2.04)), math.Sqrt(1/(first+second)+0.0001)
+	const share = 0.8 // of the first in the mean
+	want, wantErr := math.Exp(share*math.Log(2)+(1-share)*math.Log(2.04)), 0.02*math.Sqrt(share)
 	if !ok || math.Abs(got.Rate-want) > 1e-9 || math.Abs(got.StdErr-wantErr) > 1e-9 {
 		t.Errorf("Pooled = %.5g ± %.4f, %v, want %.5g ± %.4f", got.Rate, got.StdErr, ok, want, wantErr)
+	}
+	// In the interval is also the error of the model, which is half of the smaller error.
+	if high := want * math.Exp(1.96*math.Hypot(wantErr, 0.01)); math.Abs(got.Highest-high) > 1e-4 {
+		t.Errorf("the interval ends at %.5g, want %.5g", got.Highest, high)
 	}
 	if got.Low != a.Low || got.High != a.High || got.Doubt != b.Doubt || math.Abs(got.InFlight-(share*20+(1-share)*20.4)) > 1e-9 {
 		t.Errorf("Pooled = %+v: want the bracket of the first, the doubt of either, and the mean of the requests in flight", got)
