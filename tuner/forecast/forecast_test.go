@@ -196,7 +196,7 @@ func TestUnknownFlagsAreLeftOut(t *testing.T) {
 func TestThePromisingPointsArePredicted(t *testing.T) {
 	predict := func() []studies.Trial {
 		f := forecaster(t)
-		f.points = 2 * promisingPoints
+		f.points = promisingPoints
 		points, err := f.spread()
 		if err != nil {
 			t.Fatal(err)
@@ -208,13 +208,13 @@ func TestThePromisingPointsArePredicted(t *testing.T) {
 		return trials
 	}
 	trials := predict()
-	spread := trials[:len(trials)-2*promisingPoints]
+	spread := trials[:len(trials)-promisingPoints]
 	rate := func(t studies.Trial) float64 { return t.Result.Capacity.Rate }
 	mean := func(all []studies.Trial) float64 { return lo.SumBy(all, rate) / float64(len(all)) }
 	best := func(all []studies.Trial) float64 {
 		return lo.Max(lo.Map(all, func(t studies.Trial, _ int) float64 { return rate(t) }))
 	}
-	if promising := trials[len(spread):]; len(spread) < promisingPoints || mean(promising) <= mean(spread) || best(promising) < 0.98*best(spread) {
+	if promising := trials[len(spread):]; len(spread) < promisingPoints/2 || mean(promising) <= mean(spread) || best(promising) < 0.98*best(spread) {
 		t.Errorf("%d points that fill the space carry %.3g req/s, at most %.3g; %d promising ones carry %.3g, at most %.3g",
 			len(spread), mean(spread), best(spread), len(promising), mean(promising), best(promising))
 	}
