@@ -121,18 +121,18 @@ func (s *Study) confirm(task *trial.Task, t *studies.Trial, now studies.Study) {
 	}
 }
 
-// farBelow is a fraction of the best capacity, as the objective counts it. A default below it is confirmed with the probes of a search, because at its
-// low rates the longer probes of a confirmation take most of the study's last hour.
+// farBelow is a fraction of the best capacity, as the objective counts it. A default below it is confirmed with the probes
+// of a search. Its rates are low, so the longer probes of a confirmation would take most of the study's last hour.
 const farBelow = 0.6
 
-// bestConfirmation returns the best of the confirmations whose points kept the SLO in all their confirmations. If version is not "", it considers only servers of that
-// version. Unlike Incumbent, it ignores the trials of the search, because their requests and windows differ. found is
-// false if no such confirmation has met the SLO.
+// bestConfirmation returns the best of the confirmations whose points kept the SLO in all their confirmations. If version
+// is not "", it considers only servers of that version. Unlike Incumbent, it ignores the trials of the search, because
+// their requests and windows differ. found is false if there is no such confirmation.
 func bestConfirmation(now studies.Study, version string) (best studies.Trial, found bool) {
 	o, held := now.Objective(), studies.Held(now.Trials)
 	for _, t := range studies.Pooled(now.Trials) {
 		better := !found || o.Of(t).Carried() > o.Of(best).Carried()
-		if held[t.Point.String()] && t.Origin == studies.Confirmed && t.State == studies.Done && t.Met() && better && (version == "" || t.Version == version) {
+		if t.Origin == studies.Confirmed && t.Met() && held[t.Point.String()] && better && (version == "" || t.Version == version) {
 			best, found = t, true
 		}
 	}

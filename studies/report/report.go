@@ -128,7 +128,7 @@ func bestIn(trials []studies.Trial, o studies.Objective) (Winner, bool) {
 	if confirmed != nil {
 		b.Trial, among = *confirmed, len(held)
 		b.confirmGain(*confirmed, trials, len(held))
-		b.Luck = o.Of(*confirmed).Luck(outrun(o, trials, *confirmed))
+		b.Luck = o.Of(*confirmed).Luck(outrun(o, trials, *confirmed, held))
 	}
 	b.Trial.Result.Capacity = b.Trial.Result.Capacity.Among(among)
 	b.Capacity = b.Trial.Result.Capacity.Lowered(b.Luck)
@@ -136,10 +136,9 @@ func bestIn(trials []studies.Trial, o studies.Objective) (Winner, bool) {
 }
 
 // outrun returns the confirmed capacities of all other points of the best one's server version, as the objective counts
-// them. A point that lost its race is one of them.
-func outrun(o studies.Objective, trials []studies.Trial, best studies.Trial) (others []capacity.Capacity) {
+// them. A point that lost its race is one of them. The map held is what studies.Held returns.
+func outrun(o studies.Objective, trials []studies.Trial, best studies.Trial, held map[string]bool) (others []capacity.Capacity) {
 	known := map[string]bool{best.Point.String(): true}
-	held := studies.Held(trials)
 	for _, t := range trials { // all confirmations of a point have the same rate: their mean
 		p, c := t.Point.String(), t.Result.Capacity
 		rival := held[p] || c.Bound == capacity.Estimated

@@ -37,19 +37,18 @@ func errorsOf(history []studies.Trial) []errorSum {
 	for i := range history {
 		t := &history[i]
 		c := t.Result.Capacity
-		d, _ := valueOf(t)
-		own := t.Number >= 0 && t.Source == "" // and not of another study, or of this study before the world changed
-		if own && t.Version != "" && t.Version != version {
+		present := t.Number >= 0 && t.Source == "" // and not of another study, or of this study before the world changed
+		if present && t.Version != "" && t.Version != version {
 			version, best = t.Version, -1 // servers of two versions do not race
 		}
-		switch raced := own && c.RatioErr > 0 && best >= 0; {
-		case raced:
+		if present && c.RatioErr > 0 && best >= 0 {
 			own := math.Sqrt(max(0, squared(c.RatioErr)-squared(history[best].Result.Capacity.RatioErr)))
 			all[i] = append(slices.Clone(all[best]), part{best, true, math.Sqrt(luckShare) * own}, part{i, false, own})
-		default:
+		} else {
+			d, _ := valueOf(t)
 			all[i] = errorSum{{i, false, d.err}}
 		}
-		if own && t.Met() && (best < 0 || c.Carried() > history[best].Result.Capacity.Carried()) {
+		if present && t.Met() && (best < 0 || c.Carried() > history[best].Result.Capacity.Carried()) {
 			best = i
 		}
 	}
