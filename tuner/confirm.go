@@ -44,8 +44,11 @@ func (s *Study) undecided(now studies.Study) (space.Point, bool) {
 		return nil, false
 	}
 	rounds := confirmations(now, space.Point{})
-	if confirmations(now, best.Point) > rounds {
+	switch n := confirmations(now, best.Point); {
+	case n > rounds:
 		return space.Point{}, true
+	case n < rounds:
+		return best.Point, true // the best point of the earlier rounds fell behind this one
 	}
 	o := now.Objective()
 	gain, known := capacity.Compare(o.Of(best), o.Of(byDefault))

@@ -77,6 +77,7 @@ func TestConfirmationsGoOnUntilTheRuleDecides(t *testing.T) {
 		{"worse", 0.02, []confirmation{{best, 1.9}, {nil, 2}}, nil, false},
 		{"better by less than the least gain", 0.001, []confirmation{{best, 2.003}, {nil, 2}}, nil, false},
 		{"of two points, the better one", 0.02, []confirmation{{best, 2}, {other, 2.07}, {nil, 2}}, other, true},
+		{"the best of two rounds falls behind, and the new best catches up", 0.02, []confirmation{{best, 2.12}, {other, 2.092}, {nil, 2.09}, {best, 2}, {nil, 2.09}}, other, true},
 		{"four rounds", 0.04, []confirmation{{best, 2.1}, {nil, 2}, {best, 2.1}, {nil, 2}, {best, 2.1}, {nil, 2}, {best, 2.1}, {nil, 2}}, nil, false},
 		{"the default kept no rate", 0.02, []confirmation{{best, 2.1}, {nil, 0}}, nil, false},
 		{"no errors are known", 0, []confirmation{{best, 2.1}, {nil, 2}}, nil, false},

@@ -25,6 +25,12 @@ var smallPreset = map[string]string{
 	"gpu-memory-utilization": "0.92", "max-num-seqs": "64", "max-num-batched-tokens": "2048", space.SpeculativeTokens: "0",
 }
 
+// shortDrafts follows if the preset with three draft tokens carried less than the preset with none. If few draft tokens are
+// accepted, a single one may still pay.
+var shortDrafts = map[string]string{
+	"gpu-memory-utilization": "0.95", "max-num-seqs": "128", "max-num-batched-tokens": "8192", space.SpeculativeTokens: "1",
+}
+
 // untriedPreset returns a preset that was not measured yet, or nil.
 func (s *Study) untriedPreset(study studies.Study) space.Point {
 	if !s.Presets {
@@ -41,12 +47,24 @@ func (s *Study) untriedPreset(study studies.Study) space.Point {
 	if slices.ContainsFunc(tried, ranOut) && !slices.ContainsFunc(tried, ran) {
 		points = append(points, presetPoints(s.Space, []map[string]string{smallPreset})...)
 	}
+	if draftsLost(tried) {
+		points = append(points, presetPoints(s.Space, []map[string]string{shortDrafts})...)
+	}
 	for _, p := range points {
 		if !isMeasured(study, p) {
 			return p
 		}
 	}
 	return nil
+}
+
+// draftsLost reports whether a preset with draft tokens ran, and carried less than a preset without them.
+func draftsLost(tried []studies.Trial) bool {
+	without, found := lo.Find(tried, func(t studies.Trial) bool { return t.Point[space.SpeculativeTokens] == "0" })
+	return found && slices.ContainsFunc(tried, func(t studies.Trial) bool {
+		drafts := t.Point[space.SpeculativeTokens]
+		return drafts != "" && drafts != "0" && t.Result.Outcome != trial.Infeasible && t.Result.Capacity.Rate < without.Result.Capacity.Rate
+	})
 }
 
 // presetPoints returns presets as points of a space. A point has those flags of its preset that are searched, each with

@@ -181,6 +181,36 @@ func TestASmallPresetFollowsOneThatRanOutOfMemory(t *testing.T) {
 	}
 }
 
+// If three draft tokens carried less than none, one draft token follows. If they carried more, or did not run, none does.
+func TestOneDraftTokenFollowsThreeThatLost(t *testing.T) {
+	of, err := space.New([]space.Parameter{{Name: space.SpeculativeTokens, Kind: space.Int, Min: 0, Max: 5}}, nil, map[string]any{"method": "ngram"}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &Study{Space: of, Presets: true}
+	at := func(o trial.Outcome, rate float64) trial.Result {
+		return trial.Result{Outcome: o, Capacity: capacity.Capacity{Rate: rate}}
+	}
+	for _, row := range []struct {
+		name          string
+		none, drafted trial.Result
+		want          string
+	}{
+		{"three lost the race", at(trial.Measured, 2), at(trial.Dropped, 1.5), "1"},
+		{"three carried less", at(trial.Measured, 2), at(trial.Measured, 1.9), "1"},
+		{"three carried more", at(trial.Measured, 2), at(trial.Measured, 2.1), ""},
+		{"three did not run", at(trial.Measured, 2), at(trial.Infeasible, 0), ""},
+	} {
+		tried := []studies.Trial{
+			{Origin: studies.Preset, State: studies.Done, Point: space.Point{space.SpeculativeTokens: "0"}, Result: row.none},
+			{Origin: studies.Preset, State: studies.Done, Point: space.Point{space.SpeculativeTokens: "3"}, Result: row.drafted},
+		}
+		if next := s.untriedPreset(studies.Study{Trials: tried}); next[space.SpeculativeTokens] != row.want {
+			t.Errorf("%s: the next preset has %q draft tokens, want %q", row.name, next[space.SpeculativeTokens], row.want)
+		}
+	}
+}
+
 // The incumbent is never a trial that lost the race, nor a confirmation.
 func TestOnlyTheSearchHasAnIncumbent(t *testing.T) {
 	of := func(number int, origin studies.Origin, outcome trial.Outcome, bound capacity.Bound, rate float64) studies.Trial {

@@ -28,10 +28,12 @@ const (
 	maxLost = 2
 	// A server that still seems worse after enoughForLoser probes loses its race, because another server promises more.
 	// A server that seems better gets up to enoughForWinner probes. It gets fewer if the standard error of its gain is
-	// at most raceStdErr.
+	// at most raceStdErr. So does a server that seems worse, if the standard error of its gain is above loserStdErr:
+	// then nobody knows whether it is worse.
 	enoughForLoser  = 2
 	enoughForWinner = 3
 	raceStdErr      = 0.03
+	loserStdErr     = 0.125
 	// raceUp is the smallest factor by which a race raises the rate after its first two passes.
 	raceUp = 1.1
 	// maxAscent is the largest factor by which a race raises the rate. It is larger than maxDescent, because only passes
@@ -245,7 +247,7 @@ func (l *searchState) nextOfRace() (rate float64, why string, lost bool) {
 		rate, why = l.nextBlind()
 		return rate, why, false
 	}
-	if l.high != nil && (expectedGain(gain, stdErr) < l.Race.MinGain || gain <= 0 && len(l.steps) >= enoughForLoser) {
+	if l.high != nil && (expectedGain(gain, stdErr) < l.Race.MinGain || gain <= 0 && l.enoughForLoser(stdErr)) {
 		return 0, fmt.Sprintf("lost the race: it carries %s of what the best carries%s, ±%.0f %%", render.Share(math.Exp(gain)), l.Race.Unit, 100*halfWidth(stdErr)), true
 	}
 	enough := stdErr <= raceStdErr || len(l.steps) >= enoughForWinner
@@ -254,6 +256,12 @@ func (l *searchState) nextOfRace() (rate float64, why string, lost bool) {
 		return rate, why, false
 	}
 	return 0, fmt.Sprintf("won the race: it carries %s of what the best carried%s, ±%.0f %%", render.Share(math.Exp(gain)), l.Race.Unit, 100*halfWidth(stdErr)), false
+}
+
+// enoughForLoser reports whether a server that seems worse than the best has had enough probes. stdErr is the standard
+// error of its gain.
+func (l *searchState) enoughForLoser(stdErr float64) bool {
+	return len(l.steps) >= enoughForWinner || len(l.steps) >= enoughForLoser && stdErr <= loserStdErr
 }
 
 // nextBlind returns the next rate of a race where the requests show no boundary: hardly any request was slow, or hardly

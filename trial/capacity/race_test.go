@@ -148,6 +148,28 @@ func TestAQueueThatTheBestLacksBoundsARace(t *testing.T) {
 	}
 }
 
+// A server that seems worse by an unknown amount gets a third probe, inside its bracket. One that is surely worse does not.
+func TestAnUnsureLoserGetsOneMoreProbe(t *testing.T) {
+	for _, row := range []struct {
+		stdErr float64 // of the best server's capacity
+		third  bool
+	}{{0.05, false}, {0.15, true}} {
+		l := searchState{Search: Search{Min: 0.1, Max: 10, Tolerance: 0.1, MaxProbes: 9, Race: Race{
+			Best: Capacity{Rate: 2, StdErr: row.stdErr, Bound: Exact}, MinGain: 0.01,
+		}}}
+		l.add(Step{2.1, Outcome{Seen: 1}})
+		l.add(Step{1.6, Outcome{Pass: true, Seen: 1}})
+		rate, why, lost := l.nextOfRace()
+		if lost == row.third || row.third && (rate <= 1.6 || rate >= 2.1) {
+			t.Errorf("the best has an error of %g: next %g req/s, lost %v (%s)", row.stdErr, rate, lost, why)
+		}
+		l.add(Step{1.8, Outcome{Seen: 1}})
+		if _, why, lost := l.nextOfRace(); !lost {
+			t.Errorf("the race goes on after three probes: %s", why)
+		}
+	}
+}
+
 // A pass alone may be luck, so it makes no capacity that could win.
 func TestAPassAloneDoesNotWin(t *testing.T) {
 	s := raceAgainst(t, 1)
