@@ -114,7 +114,7 @@ bench-capacity: ## Test the capacity search, and the methods of other tools, on 
 
 .PHONY: bench-search
 
-bench-search: ## Run whole studies, and the methods of other tools, on engines whose capacities are known: ten minutes (SEARCH_WORLDS=regexp SEARCH_METHODS=regexp SEARCH_SEEDS=n SEARCH_TRIALS=n SEARCH_RANDOM=seed,seed SEARCH_PYTHON=python3 with optuna SEARCH_TRUTHS=directory).
+bench-search: ## Run whole studies, and the methods of other tools, on engines whose capacities are known: ten minutes (SEARCH_WORLDS=regexp SEARCH_METHODS=regexp SEARCH_SEEDS=n SEARCH_TRIALS=n SEARCH_RIVAL_TRIALS=n SEARCH_RANDOM=seed,seed SEARCH_PYTHON=python3 with optuna SEARCH_TRUTHS=directory SEARCH_RUNS=directory, to go on after an interruption, SEARCH_ONLY_ANSWERS=1).
 	BENCH_SEARCH=$(CURDIR)/docs/evidence/search.md SEARCH_COMMIT=$(VERSION) go test -run '^TestSearchTable$$' -timeout 12h -count 1 -v ./tuner/searchbench
 
 .PHONY: bench-parity

@@ -120,8 +120,7 @@ func readTruth(path string) (t truth, err error) {
 	return t, json.Unmarshal(text, &t)
 }
 
-// write stores a truth (the true capacity of a point) completely or not at all, because several runs may share the
-// directory.
+// write stores a truth (the true capacity of a point).
 func (b *truthBook) write(w world, t truth) error {
 	text, err := json.Marshal(t)
 	if err != nil {
@@ -130,12 +129,7 @@ func (b *truthBook) write(w world, t truth) error {
 	if err := os.MkdirAll(b.folder(w), 0o755); err != nil {
 		return err
 	}
-	file, err := os.CreateTemp(b.folder(w), "new-*")
-	if err != nil {
-		return err
-	}
-	_, err = file.Write(text)
-	return errors.Join(err, file.Close(), os.Rename(file.Name(), b.path(w, t.Point)))
+	return writeWhole(b.path(w, t.Point), text)
 }
 
 func (b *truthBook) note(t truth, computed bool) {

@@ -101,7 +101,7 @@ func sweep12(w world, seed uint64, trials int) (methodRun, error) {
 	if err != nil {
 		return methodRun{}, err
 	}
-	choose, err := newRandom(seed, trials)(m.plan)
+	choose, err := newBlind("random", seed, trials)(m.plan)
 	if err != nil {
 		return methodRun{}, err
 	}

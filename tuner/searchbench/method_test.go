@@ -60,6 +60,7 @@ func (f methodRun) crashes() (n int) {
 type method struct {
 	name    string
 	skipped string // why it cannot run here; "" when it can
+	own     bool   // whether it is a study of this project, which has fewer trials than its rivals
 	find    func(w world, seed uint64, trials int) (methodRun, error)
 }
 
@@ -70,24 +71,23 @@ func methods() []method {
 		name, sampler string
 		prior         prior
 	}{{"study-gp", "gp", similar}, {"study-cold", "gp", none}, {"study-misled", "gp", shuffled}, {"study-tpe", "tpe", none}} {
-		all = append(all, method{one.name, unknownSampler(one.sampler), func(w world, seed uint64, trials int) (methodRun, error) {
+		all = append(all, method{one.name, unknownSampler(one.sampler), true, func(w world, seed uint64, trials int) (methodRun, error) {
 			f, err := runStudy(w, one.sampler, one.prior, seed, trials)
 			f.Method = one.name
 			return f, err
 		}})
 	}
 	for _, name := range []string{"tpe", "gp"} {
-		all = append(all, method{"optuna-" + name, noOptuna(name), func(w world, seed uint64, trials int) (methodRun, error) {
+		all = append(all, method{"optuna-" + name, noOptuna(name), false, func(w world, seed uint64, trials int) (methodRun, error) {
 			return runRival(w, seed, trials, func(p *plan.Plan) (chooser, error) { return startOptuna(name, p.Search.Space, seed) })
 		}})
 	}
-	return append(all,
-		method{"random", "", func(w world, seed uint64, trials int) (methodRun, error) {
-			return runRival(w, seed, trials, newRandom(seed, trials))
-		}},
-		method{"sweep12", "", sweep12},
-		method{"auto_tune", "", autoTune},
-	)
+	for _, name := range []string{"random", "sobol"} {
+		all = append(all, method{name, "", false, func(w world, seed uint64, trials int) (methodRun, error) {
+			return runRival(w, seed, trials, newBlind(name, seed, trials))
+		}})
+	}
+	return append(all, method{"sweep12", "", false, sweep12}, method{"auto_tune", "", false, autoTune})
 }
 
 // unknownSampler says why the sampler cannot be used; "" if it can.
@@ -300,28 +300,28 @@ func higherAnswer(best *answer, point space.Point, r trial.Result) *answer {
 	return &answer{Point: point, Rate: c.Carried(), Bound: c.Bound, Low: c.Lowest, High: c.Highest, StdErr: c.StdErr}
 }
 
-// A randomChooser chooses as the sampler named random does.
-type randomChooser struct {
+// A blindChooser chooses as a sampler does that learns nothing.
+type blindChooser struct {
 	sampler sampler.Sampler
 	history []studies.Trial
 }
 
-func newRandom(seed uint64, trials int) func(*plan.Plan) (chooser, error) {
+func newBlind(name string, seed uint64, trials int) func(*plan.Plan) (chooser, error) {
 	return func(p *plan.Plan) (chooser, error) {
-		s, err := sampler.New("random", p.Search.Space, seed, trials)
-		return &randomChooser{sampler: s}, err
+		s, err := sampler.New(name, p.Search.Space, seed, trials)
+		return &blindChooser{sampler: s}, err
 	}
 }
 
-func (c *randomChooser) next(number int) (space.Point, error) {
+func (c *blindChooser) next(number int) (space.Point, error) {
 	point, err := c.sampler.Next(number, c.history)
 	c.history = append(c.history, studies.Trial{Number: number, Point: point, State: studies.Done})
 	return point, err
 }
 
-func (c *randomChooser) told(float64) error { return nil }
+func (c *blindChooser) told(float64) error { return nil }
 
-func (c *randomChooser) close() error { return nil }
+func (c *blindChooser) close() error { return nil }
 
 // logRatio is ln(a/b). It is 0 if a or b is not positive.
 func logRatio(a, b float64) float64 {

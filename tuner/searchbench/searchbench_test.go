@@ -24,6 +24,7 @@ const (
 	defaultMethods = "^(study-.*|optuna-tpe)$"
 	defaultSeeds   = 4
 	defaultTrials  = 16 // as in `tuner init`
+	defaultRivals  = 30 // trials of the other methods: each of their users chooses the number
 )
 
 func setting(t *testing.T, name string, otherwise int) int {
@@ -94,6 +95,7 @@ func TestSearchTable(t *testing.T) {
 	s := summary{
 		commit: cmp.Or(os.Getenv("SEARCH_COMMIT"), "unknown"), engine: book.engine,
 		seeds: setting(t, "SEARCH_SEEDS", defaultSeeds), trials: setting(t, "SEARCH_TRIALS", defaultTrials),
+		rivals: setting(t, "SEARCH_RIVAL_TRIALS", defaultRivals), onlyAnswers: os.Getenv("SEARCH_ONLY_ANSWERS") != "",
 	}
 	chosen, skipped := chosenMethods()
 	s.skipped = skipped
@@ -117,13 +119,13 @@ func TestSearchTable(t *testing.T) {
 // and judges them.
 func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary) (result, error) {
 	began := time.Now()
-	runs := make([]methodRun, len(chosen)*s.seeds)
+	runs, store := make([]methodRun, len(chosen)*s.seeds), runStore{os.Getenv("SEARCH_RUNS"), s.commit}
 	var group errgroup.Group
 	group.SetLimit(runtime.GOMAXPROCS(0))
 	for i := range runs {
 		group.Go(func() (err error) {
 			m := chosen[i/s.seeds]
-			runs[i], err = m.find(w, uint64(i%s.seeds+1), s.trials)
+			runs[i], err = store.find(m, w, uint64(i%s.seeds+1), s.trialsOf(m))
 			runs[i].Method = m.name
 			t.Logf("%s, %s, seed %d: %.0f s, %.1f GPU-h", w.name, m.name, runs[i].Seed, runs[i].Took.Seconds(), runs[i].Spent.total().Hours())
 			return err
@@ -133,7 +135,7 @@ func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary)
 		return result{}, err
 	}
 	ran := time.Since(began)
-	truths, err := book.recommended(w, runs)
+	truths, err := book.recommended(w, runs, s.onlyAnswers)
 	if err != nil {
 		return result{}, err
 	}
@@ -148,7 +150,7 @@ func compare(t *testing.T, w world, chosen []method, book *truthBook, s summary)
 	if err != nil {
 		return result{}, err
 	}
-	r := result{world: w, best: best, bestAt: pointText(p.Search.Space, best.Point), byName: map[string][]judgedRun{}}
+	r := result{world: w, best: best, bestAt: pointText(p.Search.Space, best.Point), byName: map[string][]judgedRun{}, noPath: s.onlyAnswers}
 	for _, m := range chosen {
 		r.names = append(r.names, m.name)
 	}
@@ -189,8 +191,9 @@ func answersOf(runs []methodRun) (points []space.Point) {
 	return points
 }
 
-// recommended returns the true capacities of all points that were the best point of a method at any time.
-func (b *truthBook) recommended(w world, runs []methodRun) (map[string]float64, error) {
+// recommended returns the true capacities of all points that were the best point of a method at any time, or only at its
+// end.
+func (b *truthBook) recommended(w world, runs []methodRun, onlyAnswers bool) (map[string]float64, error) {
 	points := answersOf(runs) // the answers come first, because points far below them need no exact true capacity
 	seen := map[string]bool{}
 	for _, p := range points {
@@ -203,6 +206,9 @@ func (b *truthBook) recommended(w world, runs []methodRun) (map[string]float64, 
 		}
 	}
 	for _, f := range runs {
+		if onlyAnswers {
+			break
+		}
 		for _, s := range f.Steps {
 			add(s.Point)
 		}

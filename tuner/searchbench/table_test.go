@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/samber/lo"
 	"gonum.org/v1/gonum/stat"
 
 	"vllmtuner/trial/capacity"
@@ -58,14 +59,25 @@ type result struct {
 	bestAt string
 	byName map[string][]judgedRun // the runs of each method, in the order of the seeds
 	names  []string
+	noPath bool // whether only the last best point of each run is judged, so no time to a regret is known
 }
 
 // A summary has the settings and the results of a whole run.
 type summary struct {
 	commit, engine string
-	seeds, trials  int
+	seeds          int
+	trials, rivals int  // trials of a study, and of another method
+	onlyAnswers    bool // whether only the last best point of each run is judged
 	skipped        []string
 	results        []result
+}
+
+// trialsOf returns the number of trials of a method.
+func (s summary) trialsOf(m method) int {
+	if m.own {
+		return s.trials
+	}
+	return s.rivals
 }
 
 func values(all []judgedRun, of func(judgedRun) float64) []float64 {
@@ -95,13 +107,14 @@ func (s summary) markdown() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "# Whole studies on engines whose capacities are known\n\n"+
 		"Read here how good the flags are that a study finds, and how much GPU time it takes, beside the methods of other tools.\n\n")
-	fmt.Fprintf(&b, "`make bench-search` wrote this page. Commit %s; %d seeds; %d trials a study; engines %s. All figures are simulated.\n"+
+	fmt.Fprintf(&b, "`make bench-search` wrote this page. Commit %s; %d seeds; %d trials a study, %d of other methods; engines %s. All figures are simulated.\n"+
 		"Every method has the settings of `tuner init`. *Regret* is how far the true capacity of the recommended point lies below the best\n"+
 		"known one. *To 10 %%* is the GPU time until the best point so far is truly within 10 %%; a study that never gets there counts with all\n"+
-		"its time, and the number in brackets says how many studies got there.\n", s.commit, s.seeds, s.trials, s.engine)
+		"its time, and the number in brackets says how many studies got there.\n", s.commit, s.seeds, s.trials, s.rivals, s.engine)
 	for _, r := range s.results {
 		r.write(&b)
 	}
+	s.writeBars(&b)
 	if len(s.skipped) > 0 {
 		fmt.Fprintf(&b, "\n## Skipped\n\n")
 		for _, line := range s.skipped {
@@ -131,6 +144,10 @@ func (r result) writeSearch(b *strings.Builder, name string) {
 	regrets := values(all, func(j judgedRun) float64 { return 100 * j.regret })
 	fmt.Fprintf(b, "| %s | %s | %.1f | %.1f |", name, meanError(regrets, "%.1f"), median(regrets), slices.Max(regrets))
 	for i := range reach {
+		if r.noPath {
+			fmt.Fprint(b, " – |")
+			continue
+		}
 		came := 0
 		for _, j := range all {
 			if j.reached[i] {
@@ -193,4 +210,56 @@ func (r result) paired(name string, of func(judgedRun) float64) string {
 		differences[i] = theirs[i] - mine[i]
 	}
 	return meanError(differences, "%.1f")
+}
+
+// writeBars writes, for each method that has an interval, how its answers compare with the truth over all worlds. Then it
+// compares the first method with each other method, world by world.
+func (s summary) writeBars(b *strings.Builder) {
+	if len(s.results) == 0 {
+		return
+	}
+	fmt.Fprint(b, "\n## All worlds\n\n| method | studies | bias % | interval holds the truth | more than 10 % below the best |\n|---|---|---|---|---|\n")
+	for _, name := range s.results[0].names {
+		var all []judgedRun
+		for _, r := range s.results {
+			all = append(all, r.byName[name]...)
+		}
+		fmt.Fprintf(b, "| %s | %d | %s | %s | %d |\n", name, len(all), biasOf(all), coverageOf(all), lo.CountBy(all, func(j judgedRun) bool { return j.regret > 0.1 }))
+	}
+	names := s.results[0].names
+	if len(names) < 2 {
+		return
+	}
+	fmt.Fprintf(b, "\nRegret of each method less that of %s (pairs with the same seed), and its GPU time as a multiple:\n\n| world |", names[0])
+	for _, name := range names[1:] {
+		fmt.Fprintf(b, " %s: regret | GPU time |", name)
+	}
+	fmt.Fprintf(b, "\n|---|%s\n", strings.Repeat("---|---|", len(names)-1))
+	for _, r := range s.results {
+		fmt.Fprintf(b, "| %s |", r.world.name)
+		first := stat.Mean(values(r.byName[names[0]], hoursOf), nil)
+		for _, name := range names[1:] {
+			fmt.Fprintf(b, " %s | %.1f |", r.paired(name, func(j judgedRun) float64 { return 100 * j.regret }), stat.Mean(values(r.byName[name], hoursOf), nil)/first)
+		}
+		fmt.Fprintln(b)
+	}
+}
+
+// biasOf writes the mean error of the reported capacities, in percent, and its standard error.
+func biasOf(all []judgedRun) string {
+	known := values(lo.Filter(all, func(j judgedRun, _ int) bool { return j.exact }), func(j judgedRun) float64 { return 100 * j.bias })
+	if len(known) == 0 {
+		return "–"
+	}
+	return meanError(known, "%.1f")
+}
+
+// coverageOf writes in how many of 100 studies the 95 % interval contains the truth.
+func coverageOf(all []judgedRun) string {
+	known := lo.Filter(all, func(j judgedRun, _ int) bool { return j.covered != nil })
+	if len(known) == 0 {
+		return "–"
+	}
+	held := lo.CountBy(known, func(j judgedRun) bool { return *j.covered })
+	return fmt.Sprintf("%d of %d", held, len(known))
 }
