@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
@@ -45,6 +44,7 @@ Examples:
 			&cli.BoolFlag{Name: "accept-drift", Usage: "continue although model, workload, machine or server changed since the study began; the SLO must not change"},
 			&cli.BoolFlag{Name: "from-snapshot", Usage: "if the study's database is damaged or lost, continue from its newest snapshot"},
 			takeoverFlag(),
+			waitFlag(),
 			&cli.BoolFlag{Name: "outcome-exit-codes", Usage: "in Kubernetes too, exit with 4 if no trial met the SLO, and with 5 if the budget ended first"},
 		},
 		Action: func(c *cli.Context) error {
@@ -56,12 +56,16 @@ Examples:
 			if err != nil {
 				return err
 			}
+			wait, err := waitOf(c)
+			if err != nil {
+				return err
+			}
 			file, err := readStudyFile(c, path)
 			if err != nil {
 				return err
 			}
 			return outcome(runStudy(c.Context, file, runOptions{
-				root: c.String("root"), listen: c.String("listen"), acceptDrift: c.Bool("accept-drift"), fromSnapshot: c.Bool("from-snapshot"), takeover: after,
+				root: c.String("root"), listen: c.String("listen"), acceptDrift: c.Bool("accept-drift"), fromSnapshot: c.Bool("from-snapshot"), takeover: after, wait: wait,
 				finish: finish, stdout: c.App.Writer, stderr: c.App.ErrWriter,
 			}), c.Bool("outcome-exit-codes"))
 		},
@@ -72,8 +76,9 @@ type runOptions struct {
 	root, listen   string
 	acceptDrift    bool
 	fromSnapshot   bool
-	takeover       time.Duration // an owner that is silent for this long counts as dead; 0 means the default
-	socket         net.Listener  // the listener of --listen; nil without that flag
+	takeover       time.Duration   // an owner that is silent for this long counts as dead; 0 means the default
+	wait           time.Duration   // how long to wait while another tuner owns the study
+	health         *metrics.Server // the server of --listen; nil without that flag
 	finish         <-chan struct{}
 	remark         func(studies.Study) string // returns what to print after the answer; may be nil
 	stdout, stderr io.Writer
@@ -81,15 +86,15 @@ type runOptions struct {
 
 // runStudy runs a study and prints its answer to o.stdout. Progress goes to o.stderr.
 func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err error) {
+	if o.listen != "" {
+		if o.health, err = serveHealth(o.listen, file, o.stderr); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, o.health.Stop()) }()
+	}
 	p, err := plan.Open(file)
 	if err != nil {
 		return err
-	}
-	if o.listen != "" {
-		if o.socket, err = metrics.Listen(o.listen); err != nil { // an address that cannot be used must fail before this run owns the study
-			return usage("--listen %w", err)
-		}
-		defer o.socket.Close() // needed if the run fails before the metrics server starts; once it has started, that server closes the socket
 	}
 	if err := p.CheckNeeds(ctx, warnings(o.stderr)); err != nil {
 		return err
@@ -126,16 +131,28 @@ func runStudy(ctx context.Context, file *studyfile.File, o runOptions) (err erro
 		return errors.Join(err, giveUp(store, err))
 	}
 	end, runErr := study.Run(ctx)
+	stop()
 	if errors.Is(runErr, tuner.ErrClientLimited) {
 		runErr = &trial.RemedyError{Err: runErr, Remedy: p.Machine.MoreCores()}
 	}
-	stopErr := stop()
-	return errors.Join(conclude(store, end, runErr, file.Budget.Trials, o), stopErr)
+	return conclude(store, end, runErr, file.Budget.Trials, o)
+}
+
+// serveHealth serves /healthz and /metrics. It begins before anything else, because Kubernetes restarts a tuner that does
+// not answer. Checks of a large dataset, the wait for another owner, and reading the weights may take many minutes.
+func serveHealth(address string, file *studyfile.File, stderr io.Writer) (*metrics.Server, error) {
+	socket, err := metrics.Listen(address)
+	if err != nil {
+		return nil, usage("--listen %w", err)
+	}
+	server := metrics.Serve(socket, file.Name, file.Budget.Planned(), file.Objective)
+	fmt.Fprintf(stderr, "health and metrics at %s\n", server.URL())
+	return server, nil
 }
 
 // ready prepares a study that this run owns for the start of its first server. The returned function stop ends the
-// study's watchers.
-func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func() error, err error) {
+// progress display.
+func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Store) (study *tuner.Study, stop func(), err error) {
 	if err := reclaim(store.Dir(), "run", o.stderr); err != nil {
 		return nil, nil, err
 	}
@@ -148,7 +165,8 @@ func (o runOptions) ready(ctx context.Context, p *plan.Plan, store *studies.Stor
 	}
 	watch, stop := o.watchers(p, before)
 	if study, err = studyOf(p, store, o, watch); err != nil {
-		return nil, nil, errors.Join(err, stop())
+		stop()
+		return nil, nil, err
 	}
 	return study, stop, nil
 }
@@ -262,7 +280,10 @@ func (o runOptions) checkFlags(ctx context.Context, p *plan.Plan) error {
 func (o runOptions) open(ctx context.Context, dir string, begun studies.New) (*studies.Store, error) {
 	ctx, cancel := orderly(ctx, o.finish)
 	defer cancel()
-	store, _, err := studies.Open(ctx, dir, begun, studies.Options{AcceptDrift: o.acceptDrift, FromSnapshot: o.fromSnapshot, TakeoverAfter: o.takeover})
+	store, err := whenFree(ctx, o.wait, o.stderr, func() (*studies.Store, error) {
+		store, _, err := studies.Open(ctx, dir, begun, studies.Options{AcceptDrift: o.acceptDrift, FromSnapshot: o.fromSnapshot, TakeoverAfter: o.takeover})
+		return store, err
+	})
 	if errors.Is(err, context.Canceled) {
 		return nil, interruptedError("interrupted before this run owned the study; nothing is lost")
 	}
@@ -280,22 +301,20 @@ func (o runOptions) prepare(ctx context.Context, p *plan.Plan) error {
 	return err
 }
 
-// watchers starts the progress display and, with --listen, the metrics server. It returns two functions: watch passes
-// an event to both, and stop ends both.
-func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func() error) {
+// watchers starts the progress display. The returned function watch passes an event to the display and to the metrics;
+// stop ends the display.
+func (o runOptions) watchers(p *plan.Plan, before studies.Study) (watch func(tuner.Event), stop func()) {
 	progress := newProgress(o.stderr, before, p.Search.Names(), p.File.Budget.Planned())
 	progress.showOptimiser(p)
-	if o.socket == nil {
-		return progress.watch, func() error { progress.shown.End(); return nil }
+	if o.health == nil {
+		return progress.watch, progress.shown.End
 	}
-	server := metrics.Serve(o.socket, p.File.Name, p.File.Budget.Planned(), p.File.Objective)
-	server.Resume(before)
-	fmt.Fprintf(o.stderr, "health and metrics at http://%s\n", server.Address)
+	o.health.Resume(before)
 	watch = func(e tuner.Event) {
 		progress.watch(e)
-		server.Watch(e)
+		o.health.Watch(e)
 	}
-	return watch, func() error { progress.shown.End(); return server.Stop() }
+	return watch, progress.shown.End
 }
 
 // noteOf returns a study's note on the error that ended a run, and what the user can do; "" if that is not known. The

@@ -90,6 +90,15 @@ func Serve(socket net.Listener, study string, budget int, objective studies.Obje
 	return s
 }
 
+// URL returns where the server answers, for people.
+func (s *Server) URL() string {
+	at, ok := s.Address.(*net.TCPAddr)
+	if !ok || !at.IP.IsUnspecified() {
+		return "http://" + s.Address.String()
+	}
+	return fmt.Sprintf("http://127.0.0.1:%d, and at every other address of this machine", at.Port)
+}
+
 // Watch updates the metrics after an event of the study.
 func (s *Server) Watch(e tuner.Event) {
 	switch e.Kind {
