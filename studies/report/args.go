@@ -114,6 +114,7 @@ func BestYAML(w io.Writer, study studies.Study, o Options) error {
 	if names := unset(best.Trial); len(names) > 0 {
 		l.Line("# not set: %s", strings.Join(names, ", "))
 	}
+	l.Line("# Add your model, host and port: the study sets its own, and Kubernetes replaces the whole list.")
 	l.Line("%s", strings.TrimSuffix(string(list), "\n"))
 	return l.Flush(w)
 }

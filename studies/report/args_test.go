@@ -108,7 +108,7 @@ func TestTheEnvironmentOfTheBest(t *testing.T) {
 	}{
 		{func(w io.Writer) error { return BestEnv(w, study) }, "-u VLLM_X LD_PRELOAD='/a b.so' NCCL_ALGO=Ring,Tree OMP_NUM_THREADS=1\n"},
 		{func(w io.Writer) error { return BestShell(w, study) }, "--max-num-seqs 8\n"},
-		{func(w io.Writer) error { return BestYAML(w, study, Options{}) }, "# not set: VLLM_X\nargs:\n- --max-num-seqs\n- \"8\"\nenv:\n- name: LD_PRELOAD\n  value: /a b.so\n"},
+		{func(w io.Writer) error { return BestYAML(w, study, Options{}) }, "# not set: VLLM_X\n# Add your model, host and port: the study sets its own, and Kubernetes replaces the whole list.\nargs:\n- --max-num-seqs\n- \"8\"\nenv:\n- name: LD_PRELOAD\n  value: /a b.so\n"},
 		{func(w io.Writer) error { return BestText(w, study, Options{}) }, "--max-num-seqs 8\n\nenvironment:\nLD_PRELOAD='/a b.so'\nNCCL_ALGO=Ring,Tree\nOMP_NUM_THREADS=1\n(not set: VLLM_X)\n\n"},
 		{func(w io.Writer) error { return BestJSON(w, study, Options{}) }, `"env": {
       "LD_PRELOAD": "/a b.so",
