@@ -4,8 +4,8 @@ package deploy
 
 import "embed"
 
-// Manifests holds the YAML files for `kubectl apply -k`: the Job, the ConfigMap with its study file, the volumes, and
-// the kustomization. docs/kubernetes.md says what to change in them first.
+// Manifests holds the YAML files for `kubectl apply -k`: the Job with its study file and, in the directory volumes, the
+// volumes. The directory reader has a pod that prints results. docs/kubernetes.md says what to change in them first.
 //
-//go:embed *.yaml
+//go:embed *.yaml volumes/*.yaml reader/*.yaml
 var Manifests embed.FS

@@ -104,50 +104,89 @@ func TestDecodeIsStrict(t *testing.T) {
 	}
 }
 
-func TestKustomizationListsEveryManifest(t *testing.T) {
-	text, err := Manifests.ReadFile("kustomization.yaml")
+// A kustomization has the fields of a kustomization.yaml that the tests need.
+type kustomization struct {
+	APIVersion string   `json:"apiVersion"`
+	Kind       string   `json:"kind"`
+	Namespace  string   `json:"namespace"`
+	Resources  []string `json:"resources"`
+	Images     []struct {
+		Name string `json:"name"`
+	} `json:"images"`
+	ConfigMapGenerator []struct {
+		Name  string   `json:"name"`
+		Files []string `json:"files"`
+	} `json:"configMapGenerator"`
+}
+
+func readKustomization(t *testing.T, name string) (k kustomization) {
+	t.Helper()
+	text, err := Manifests.ReadFile(name)
 	must(t, err)
-	type image struct {
-		Name    string `json:"name"`
-		NewName string `json:"newName"`
-		NewTag  string `json:"newTag"`
-	}
-	var k struct {
-		APIVersion string   `json:"apiVersion"`
-		Kind       string   `json:"kind"`
-		Resources  []string `json:"resources"`
-		Images     []image  `json:"images"`
-	}
-	must(t, yaml.UnmarshalWithOptions(text, &k, yaml.Strict()))
+	must(t, yaml.Unmarshal(text, &k))
 	if k.APIVersion != "kustomize.config.k8s.io/v1beta1" || k.Kind != "Kustomization" {
-		t.Errorf("kustomization.yaml is a %s %s", k.APIVersion, k.Kind)
+		t.Errorf("%s is a %s %s", name, k.APIVersion, k.Kind)
 	}
-	files, err := fs.Glob(Manifests, "*.yaml")
-	must(t, err)
-	listed := slices.Sorted(slices.Values(append(k.Resources, "kustomization.yaml")))
+	return k
+}
+
+// theKustomization returns the kustomization of the Job.
+func theKustomization(t *testing.T) kustomization {
+	t.Helper()
+	k := readKustomization(t, "kustomization.yaml")
+	if len(k.ConfigMapGenerator) != 1 {
+		t.Fatalf("kustomization.yaml makes %d ConfigMaps, want 1", len(k.ConfigMapGenerator))
+	}
+	return k
+}
+
+func TestKustomizationsListEveryManifest(t *testing.T) {
+	k, v := theKustomization(t), readKustomization(t, "volumes/kustomization.yaml")
+	if k.Namespace == "" || k.Namespace != v.Namespace {
+		t.Errorf("the Job is in namespace %q, its volumes in %q", k.Namespace, v.Namespace)
+	}
+	listed := slices.Concat(k.Resources, k.ConfigMapGenerator[0].Files, []string{"kustomization.yaml", "volumes/kustomization.yaml", readerFile})
+	for _, name := range v.Resources {
+		listed = append(listed, "volumes/"+name)
+	}
+	var files []string
+	must(t, fs.WalkDir(Manifests, ".", func(path string, d fs.DirEntry, err error) error {
+		if !d.IsDir() {
+			files = append(files, path)
+		}
+		return err
+	}))
+	slices.Sort(listed)
+	slices.Sort(files)
 	if !slices.Equal(listed, files) {
-		t.Errorf("kustomization.yaml lists %q, want every manifest: %q", listed, files)
+		t.Errorf("the kustomizations list %q, want every manifest: %q", listed, files)
 	}
 
 	pod := theJob(t).Spec.Template.Spec
 	for _, container := range append(pod.InitContainers, pod.Containers...) {
 		name, _, _ := strings.Cut(container.Image, ":")
-		if !slices.ContainsFunc(k.Images, func(i image) bool { return i.Name == name }) {
+		if !slices.ContainsFunc(k.Images, func(i struct {
+			Name string `json:"name"`
+		}) bool {
+			return i.Name == name
+		}) {
 			t.Errorf("container %s has image %s, but kustomization.yaml has no line to rename it", container.Name, name)
 		}
 	}
 }
 
+const volumesFile, readerFile = "volumes/volumes.yaml", "reader/reader.yaml"
+
 func TestVolumesAreMountedHard(t *testing.T) {
-	volumes := named[*corev1.PersistentVolume](t, "pvc.yaml")
-	claims := named[*corev1.PersistentVolumeClaim](t, "pvc.yaml")
+	volumes := named[*corev1.PersistentVolume](t, volumesFile)
+	claims := named[*corev1.PersistentVolumeClaim](t, volumesFile)
 	if len(volumes) != 3 || len(claims) != 3 {
-		t.Fatalf("pvc.yaml holds %d volumes and %d claims, want 3 of each", len(volumes), len(claims))
+		t.Fatalf(volumesFile+" holds %d volumes and %d claims, want 3 of each", len(volumes), len(claims))
 	}
 	for name, claim := range claims {
 		volume := volumes[claim.Spec.VolumeName]
 		if volume == nil {
-			t.Errorf("claim %s binds %q, which pvc.yaml does not hold", name, claim.Spec.VolumeName)
+			t.Errorf("claim %s binds %q, which %s does not hold", name, claim.Spec.VolumeName, volumesFile)
 			continue
 		}
 		for _, option := range []string{"hard", "nfsvers=4.1", "timeo=600", "retrans=2"} {

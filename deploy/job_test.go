@@ -190,14 +190,43 @@ func TestEveryVolumeOfTheJobExists(t *testing.T) {
 			}
 		}
 	}
-	claims := named[*corev1.PersistentVolumeClaim](t, "pvc.yaml")
-	studies := named[*corev1.ConfigMap](t, "study-configmap.yaml")
+	claims := named[*corev1.PersistentVolumeClaim](t, volumesFile)
+	study := theKustomization(t).ConfigMapGenerator[0].Name
 	for name, volume := range have {
 		if claim := volume.PersistentVolumeClaim; claim != nil && claims[claim.ClaimName] == nil {
-			t.Errorf("volume %s wants the claim %s, which pvc.yaml does not hold", name, claim.ClaimName)
+			t.Errorf("volume %s wants the claim %s, which %s does not hold", name, claim.ClaimName, volumesFile)
 		}
-		if config := volume.ConfigMap; config != nil && studies[config.Name] == nil {
-			t.Errorf("volume %s wants the ConfigMap %s, which study-configmap.yaml does not hold", name, config.Name)
+		if config := volume.ConfigMap; config != nil && config.Name != study {
+			t.Errorf("volume %s wants the ConfigMap %s, but the kustomization makes %s", name, config.Name, study)
 		}
+	}
+}
+
+// The study records the image in which its server runs.
+func TestTheStudyKnowsItsImage(t *testing.T) {
+	container := theJob(t).Spec.Template.Spec.Containers[0]
+	image := lo.FindOrElse(container.Env, corev1.EnvVar{}, func(v corev1.EnvVar) bool { return v.Name == "TUNER_IMAGE" })
+	if image.Value != container.Image {
+		t.Errorf("TUNER_IMAGE is %q, the container's image %q", image.Value, container.Image)
+	}
+}
+
+// The reader has the study's user, image and claim, and no way to write.
+func TestTheReaderOnlyReads(t *testing.T) {
+	reader, ok := read(t, readerFile)[0].(*corev1.Pod)
+	if !ok || len(reader.Spec.Containers) != 1 {
+		t.Fatalf("%s holds no pod with one container", readerFile)
+	}
+	job, container := theJob(t).Spec.Template.Spec, reader.Spec.Containers[0]
+	claim := volumes(reader.Spec)["studies"].PersistentVolumeClaim
+	if claim == nil || claim.ClaimName != volumes(job)["studies"].PersistentVolumeClaim.ClaimName || !claim.ReadOnly || !mounts(container)["studies"].ReadOnly {
+		t.Errorf("the reader mounts %+v, want the claim of the studies, read-only", claim)
+	}
+	if container.Image != job.InitContainers[0].Image {
+		t.Errorf("the reader has image %s, the Job takes the tuner from %s", container.Image, job.InitContainers[0].Image)
+	}
+	s := container.SecurityContext
+	if *reader.Spec.AutomountServiceAccountToken || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem || !slices.Equal(s.Capabilities.Drop, []corev1.Capability{"ALL"}) {
+		t.Errorf("the reader has rights that it does not need: %+v", s)
 	}
 }

@@ -1,16 +1,15 @@
 package deploy
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"vllmtuner/tuner/studyfile"
 )
 
-// TestTheStudyFitsItsPod parses the study file in the ConfigMap and compares it with the Job.
+// TestTheStudyFitsItsPod compares the study file with the Job.
 func TestTheStudyFitsItsPod(t *testing.T) {
 	job := theJob(t)
 	pod := job.Spec.Template.Spec
@@ -22,12 +21,12 @@ func TestTheStudyFitsItsPod(t *testing.T) {
 	if !ok {
 		t.Fatalf("the tuner runs %s, but the study file is mounted at %s", path, inPod["study"].MountPath)
 	}
-	config := named[*corev1.ConfigMap](t, "study-configmap.yaml")[volumes(pod)["study"].ConfigMap.Name]
-	text, ok := config.Data[key]
-	if !ok {
-		t.Fatalf("the ConfigMap has no key %s", key)
+	if files := theKustomization(t).ConfigMapGenerator[0].Files; !slices.Equal(files, []string{key}) {
+		t.Fatalf("the tuner runs %s, but the ConfigMap holds %q", path, files)
 	}
-	study, err := studyfile.Parse(path, []byte(text))
+	text, err := Manifests.ReadFile(key)
+	must(t, err)
+	study, err := studyfile.Parse(path, text)
 	must(t, err)
 
 	if job.Name != "tune-"+study.Name {
