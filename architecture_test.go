@@ -63,6 +63,8 @@ var rooms = map[string]int{
 	"tuner":                    7,
 	"tuner/calibrate":          7,
 	"studies/prior":            7,
+	"deploy/guard":             1,
+	"deploy/cluster":           2,
 	"deploy":                   7,
 	"tuner/plan":               7,
 	"tuner/asktell":            7,

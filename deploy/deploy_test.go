@@ -14,6 +14,7 @@ import (
 	"github.com/goccy/go-yaml"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/serializer"
@@ -24,7 +25,7 @@ import (
 // field that is given twice, or a field name in the wrong case is an error.
 func decode(text []byte) ([]runtime.Object, error) {
 	scheme := runtime.NewScheme()
-	if err := errors.Join(batchv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
+	if err := errors.Join(batchv1.AddToScheme(scheme), corev1.AddToScheme(scheme), rbacv1.AddToScheme(scheme)); err != nil {
 		return nil, err
 	}
 	decoder := serializer.NewCodecFactory(scheme, serializer.EnableStrict).UniversalDeserializer()
@@ -124,8 +125,8 @@ func readKustomization(t *testing.T, name string) (k kustomization) {
 	text, err := Manifests.ReadFile(name)
 	must(t, err)
 	must(t, yaml.Unmarshal(text, &k))
-	if k.APIVersion != "kustomize.config.k8s.io/v1beta1" || k.Kind != "Kustomization" {
-		t.Errorf("%s is a %s %s", name, k.APIVersion, k.Kind)
+	if kind := k.APIVersion + " " + k.Kind; kind != "kustomize.config.k8s.io/v1beta1 Kustomization" && kind != "kustomize.config.k8s.io/v1alpha1 Component" {
+		t.Errorf("%s is a %s", name, kind)
 	}
 	return k
 }
@@ -148,6 +149,10 @@ func TestKustomizationsListEveryManifest(t *testing.T) {
 	listed := slices.Concat(k.Resources, k.ConfigMapGenerator[0].Files, []string{"kustomization.yaml", "volumes/kustomization.yaml", readerFile})
 	for _, name := range v.Resources {
 		listed = append(listed, "volumes/"+name)
+	}
+	listed = append(listed, "borrow/kustomization.yaml")
+	for _, name := range readKustomization(t, "borrow/kustomization.yaml").Resources {
+		listed = append(listed, "borrow/"+name)
 	}
 	var files []string
 	must(t, fs.WalkDir(Manifests, ".", func(path string, d fs.DirEntry, err error) error {

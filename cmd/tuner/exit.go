@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 
+	"vllmtuner/deploy/guard"
 	"vllmtuner/studies"
 	"vllmtuner/studies/logs"
 	"vllmtuner/trial"
@@ -79,6 +80,7 @@ func exitCode(err error) int {
 		{nil, 0},
 		{studies.ErrOwned, exitOwned},
 		{studies.ErrLocked, exitOwned},
+		{guard.ErrHeld, exitOwned},
 		{studies.ErrSilent, exitOwned},
 		{studies.ErrWorldChanged, exitWorld},
 		{studies.ErrUnusable, exitUsage},
@@ -89,6 +91,7 @@ func exitCode(err error) int {
 		{sweep.ErrNoConfigKept, exitNothingMet},
 		{errSpent, exitSpent},
 		{trial.ErrInterrupted, exitInterrupted},
+		{guard.ErrStopped, exitInterrupted},
 		{errStoppedNow, exitInterrupted},
 		{context.Canceled, exitInterrupted},
 	} {
@@ -105,11 +108,13 @@ func contains[E error](err error) bool {
 	return ok
 }
 
+// inPod reports whether this process runs in a pod of Kubernetes.
+func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
+
 // outcome returns nil for the errors of exit codes 4 and 5 in a pod. Kubernetes would run the study again after such an
 // exit code. If keepError is true, outcome returns each error as it is.
 func outcome(err error, keepError bool) error {
-	inPod := os.Getenv("KUBERNETES_SERVICE_HOST") != ""
-	if inPod && !keepError && (errors.Is(err, errNothingMet) || errors.Is(err, errSpent)) {
+	if inPod() && !keepError && (errors.Is(err, errNothingMet) || errors.Is(err, errSpent)) {
 		return nil
 	}
 	return err

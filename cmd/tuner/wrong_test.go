@@ -147,10 +147,12 @@ func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string)
 		t.Fatalf("run ends with %d: %s%s", code, out, errs)
 	}
 	missing := w.noFiles["nothing"]
+	t.Setenv("KUBECONFIG", missing) // no command may reach a real cluster
 	bases := map[string][]string{
 		"init": {}, "check": {missing}, "run": {missing}, "demo": {"--print"}, "list": {"--root", w.root}, "status": {"small", "--root", w.root}, "best": {"small", "--root", w.root},
 		"bench": {"--url", "http://127.0.0.1:1", "--rate", "1"}, "sweep": {missing}, "logs": {"small", "0", "--root", w.root}, "doctor": {},
 		"export": {"small", "--root", w.root, "--format", "csv"}, "import": {w.study, missing, "--root", w.root}, "delete": {"nothing", "--root", w.root},
+		"guard":         {"--deployment", "vllm", "--container", "vllm", "--job", "tune-small"},
 		"sim calibrate": {missing, "-o", filepath.Join(w.dir, "profile.yaml")},
 	}
 	all := map[string]*cli.Command{}
@@ -184,7 +186,7 @@ func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string)
 				w.check(t, with(value), []int{exitUsage}, "--"+flag)
 			}
 			for _, value := range pick(flag, perhaps) {
-				w.check(t, with(value), []int{0, exitFailed, exitUsage, exitNothingMet}, "--"+flag, strings.ReplaceAll(flag, "-", " "), value, strings.ToValidUTF8(value, "\ufffd"), missing, "127.0.0.1:1", "nothing", "no study", "not ready")
+				w.check(t, with(value), []int{0, exitFailed, exitUsage, exitNothingMet}, "--"+flag, strings.ReplaceAll(flag, "-", " "), value, strings.ToValidUTF8(value, "\ufffd"), missing, "127.0.0.1:1", "nothing", "no study", "not ready", "no Kubernetes cluster is configured")
 			}
 			for _, alike := range pick(flag, []string{"-" + flag + "x", "--" + flag + "x", "--x" + flag}) {
 				w.check(t, slices.Concat(strings.Fields(name), base, []string{alike}), []int{exitUsage}, "x")
@@ -287,6 +289,10 @@ func TestMistakesAreNamedWithTheirRemedy(t *testing.T) {
 		{"no port", []string{"run", w.study, "--root", fresh, "--listen", "localhost"}, exitUsage, "--listen localhost: write HOST:PORT"},
 		{"a port that is taken", []string{"run", w.study, "--root", fresh, "--listen", taken.Addr().String()}, exitUsage, "another program listens there; choose another port"},
 		{"an address of another machine", []string{"run", w.study, "--root", fresh, "--listen", "192.0.2.1:9090"}, exitUsage, "give an address of this machine"},
+		{"a guard without a Job", []string{"guard", "--deployment", "vllm", "--container", "vllm"}, exitUsage, "--job is missing"},
+		{"a guard with an argument", []string{"guard", "vllm"}, exitUsage, "takes no argument"},
+		{"a guard that does not wait", []string{"guard", "--drain-timeout", "0s"}, exitUsage, "--drain-timeout 0s: write a time such as 15m"},
+		{"a wait of less than nothing", []string{"run", w.study, "--root", fresh, "--wait-for-owner", "-1s"}, exitUsage, "--wait-for-owner -1s: write a time such as 15m"},
 		{"a command misspelled", []string{"stauts", "small"}, exitUsage, `did you mean "status"?`},
 		{"a command of sim misspelled", []string{"sim", "calibrat", "small"}, exitUsage, `did you mean "calibrate"?`},
 		{"a flag misspelled", []string{"list", "--rooot", "x"}, exitUsage, `--rooot: there is no such flag; did you mean --root?`},
