@@ -47,7 +47,7 @@ func commands(finish <-chan struct{}) []*cli.Command {
 		initCommand(), checkCommand(finish), runCommand(finish), demoCommand(finish),
 		listCommand(), statusCommand(finish), bestCommand(), benchCommand(finish), sweepCommand(finish), simCommand(finish),
 		logsCommand(finish),
-		doctorCommand(), exportCommand(), importCommand(finish), deleteCommand(finish), guardCommand(finish),
+		doctorCommand(), exportCommand(), importCommand(finish), deleteCommand(finish), guardCommand(finish), restoreCommand(),
 	}
 	for _, c := range all {
 		for _, c := range append([]*cli.Command{c}, c.Subcommands...) {

@@ -152,6 +152,7 @@ func flagsRefuse(t *testing.T, pick func(flag string, values []string) []string)
 		"init": {}, "check": {missing}, "run": {missing}, "demo": {"--print"}, "list": {"--root", w.root}, "status": {"small", "--root", w.root}, "best": {"small", "--root", w.root},
 		"bench": {"--url", "http://127.0.0.1:1", "--rate", "1"}, "sweep": {missing}, "logs": {"small", "0", "--root", w.root}, "doctor": {},
 		"export": {"small", "--root", w.root, "--format", "csv"}, "import": {w.study, missing, "--root", w.root}, "delete": {"nothing", "--root", w.root},
+		"restore":       {"nothing"},
 		"guard":         {"--deployment", "vllm", "--container", "vllm", "--job", "tune-small"},
 		"sim calibrate": {missing, "-o", filepath.Join(w.dir, "profile.yaml")},
 	}

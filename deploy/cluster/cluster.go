@@ -116,7 +116,7 @@ func (c *Cluster) View(ctx context.Context) (v guard.View, err error) {
 		}
 		v.Deployment = new(productionOf(d, c.Container, of))
 	}
-	if v.Record, err = c.readRecord(ctx); err != nil {
+	if v.Record, err = c.ReadRecord(ctx); err != nil {
 		return v, err
 	}
 	v.Job, err = c.readJob(ctx)
@@ -141,7 +141,8 @@ func (c *Cluster) podsOf(ctx context.Context, selector string) (alive []corev1.P
 	return alive, nil
 }
 
-func (c *Cluster) readRecord(ctx context.Context) (*guard.Record, error) {
+// ReadRecord returns the record of the loan; nil if nothing is borrowed.
+func (c *Cluster) ReadRecord(ctx context.Context) (*guard.Record, error) {
 	var m corev1.ConfigMap
 	found, err := c.get(ctx, configMaps, c.Record(), &m)
 	c.record = m.ResourceVersion

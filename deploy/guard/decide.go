@@ -40,6 +40,8 @@ type step struct {
 // Settings are the user's choices.
 type Settings struct {
 	Study          string        // name of the study's Job
+	Container      string        // of the Deployment, the container that serves
+	StopReason     string        // why the guard gives the GPU back if it is told to end; "" means that it was told to
 	DrainTimeout   time.Duration // how long production's pods may take to end
 	RolloutTimeout time.Duration // how long production may take to run with the winning args
 }
@@ -113,7 +115,7 @@ func begin(v View, s Settings, now time.Time, stop bool) step {
 		return step{verb: end, err: ErrNothingToBorrow}
 	}
 	return step{verb: createRecord, why: "notes what production has", record: Record{
-		Version: recordVersion, Study: s.Study, Deployment: d.UID, Replicas: d.Replicas, Args: slices.Clone(d.Args), Phase: Tuning, Since: now, Generation: d.Generation,
+		Version: recordVersion, Study: s.Study, Deployment: d.UID, Replicas: d.Replicas, Container: s.Container, Args: slices.Clone(d.Args), Phase: Tuning, Since: now, Generation: d.Generation,
 	}}
 }
 
@@ -153,7 +155,7 @@ func tune(v View, s Settings, now time.Time, stop bool, winner *Winner) step {
 	case j.Loan == nil && j.State != Missing:
 		return step{verb: noteLoan, record: r}
 	case stop:
-		return early("the guard was told to end")
+		return early(cmp.Or(s.StopReason, "the guard was told to end"))
 	case scaledUp && !isController(d.ScaledBy):
 		return early(fmt.Sprintf("%s scaled production to %d", cmp.Or(d.ScaledBy, "somebody"), d.Replicas))
 	case scaledUp && r.Resisted >= maxResisted:

@@ -27,7 +27,8 @@ type Record struct {
 	Study      string    `json:"study"`          // name of the study's Job
 	Deployment string    `json:"deployment_uid"` // another Deployment of the same name is not touched
 	Replicas   int32     `json:"replicas"`
-	Args       []string  `json:"args"`              // of the container that serves
+	Container  string    `json:"container"`         // the container that serves
+	Args       []string  `json:"args"`              // of this container
 	Applied    []string  `json:"applied,omitempty"` // the winning args; nil before they are applied
 	Phase      Phase     `json:"phase"`
 	Since      time.Time `json:"since"`              // when the phase began
