@@ -35,7 +35,7 @@ func scaledBy(d appsv1.Deployment) string {
 		var fields struct {
 			Spec map[string]any `json:"f:spec"`
 		}
-		if entry.FieldsV1 == nil || entry.Time == nil || json.Unmarshal(entry.FieldsV1.Raw, &fields) != nil {
+		if entry.FieldsV1 == nil || entry.Time == nil || json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields) != nil {
 			continue
 		}
 		if _, sets := fields.Spec["f:replicas"]; sets && !entry.Time.Time.Before(since) {

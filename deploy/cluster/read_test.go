@@ -18,7 +18,7 @@ import (
 
 // managed is an entry of the managed fields: a manager set these fields at a second.
 func managed(by string, second int64, fields string) metav1.ManagedFieldsEntry {
-	return metav1.ManagedFieldsEntry{Manager: by, Time: new(metav1.Unix(second, 0)), FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)}}
+	return metav1.ManagedFieldsEntry{Manager: by, Time: new(metav1.Unix(second, 0)), FieldsV1: metav1.NewFieldsV1(fields)}
 }
 
 const replicasField = `{"f:spec":{"f:replicas":{},"f:selector":{}}}`
@@ -32,7 +32,7 @@ func TestTheOwnerOfTheReplicas(t *testing.T) {
 		{"nobody", nil, ""},
 		{"another field", []metav1.ManagedFieldsEntry{managed("kubectl", 7, `{"f:spec":{"f:paused":{}}}`), managed("kubectl", 8, `{"f:status":{"f:replicas":{}}}`)}, ""},
 		{"no JSON", []metav1.ManagedFieldsEntry{managed("kubectl", 7, `{`)}, ""},
-		{"no time", []metav1.ManagedFieldsEntry{{Manager: "x", FieldsV1: &metav1.FieldsV1{Raw: []byte(replicasField)}}}, ""},
+		{"no time", []metav1.ManagedFieldsEntry{{Manager: "x", FieldsV1: metav1.NewFieldsV1(replicasField)}}, ""},
 		{"the later one", []metav1.ManagedFieldsEntry{managed("argocd-controller", 9, `{"f:spec":{"f:replicas":{}}}`), managed("kubectl", 5, replicasField)}, "argocd-controller"},
 	} {
 		if got := scaledBy(appsv1.Deployment{ObjectMeta: metav1.ObjectMeta{ManagedFields: row.entries}}); got != row.want {
