@@ -141,6 +141,14 @@ test-nfs: ## Run a study on real NFS, in emulated machines, through kills, netwo
 soak-nfs: ## Run test-nfs with 60 kills, 12 power cuts of each kind, and three cuts at each point of a commit: twenty minutes.
 	NFS_KILLS=60 NFS_POWER_CUTS=12 NFS_ROUNDS=3 go test -trimpath -tags 'nfs $(TAGS)' -run '^TestNFS$$' -timeout 60m -count 1 -v ./studies
 
+.PHONY: kubelab test-kube
+
+kubelab: ## Build the control plane, the node agent and the tuner for test-kube: a quarter of an hour the first time.
+	cd deploy/kubelab && GOFLAGS=-trimpath go test -run '^TestBuilt$$' -timeout 30m -count 1 .
+
+test-kube: ## Run studies and loans of a GPU on a real control plane, whose pods are processes of this machine: two minutes once it is built (root; KUBE_KILLS=n).
+	cd deploy/kubelab && GOFLAGS=-trimpath go test -run '^(TestStudyJob|TestLoan)$$' -timeout 8m -count 1 -v .
+
 .PHONY: bench-cache
 
 bench-cache: ## Measure the cost and the benefit of priming, lead-in and run-out on the simulator: 10 minutes (CACHE_DRAWS=n).
