@@ -147,7 +147,7 @@ kubelab: ## Build the control plane, the node agent and the tuner for test-kube:
 	cd deploy/kubelab && GOFLAGS=-trimpath go test -run '^TestBuilt$$' -timeout 30m -count 1 .
 
 test-kube: ## Run studies and loans of a GPU on a real control plane, whose pods are processes of this machine: two minutes once it is built (root; KUBE_KILLS=n).
-	cd deploy/kubelab && GOFLAGS=-trimpath go test -run '^(TestStudyJob|TestLoan)$$' -timeout 8m -count 1 -v .
+	cd deploy/kubelab && GOFLAGS=-trimpath go test -run '^(TestStudyJob|TestPlainJob|TestLoan)$$' -timeout 8m -count 1 -v .
 
 .PHONY: bench-cache
 

@@ -43,6 +43,9 @@ func TestTheGuardAlwaysStartsAgain(t *testing.T) {
 	if spec.BackoffLimit == nil || *spec.BackoffLimit < 100 || spec.ActiveDeadlineSeconds != nil {
 		t.Error("the Job gives up before the study ends")
 	}
+	if spec.TTLSecondsAfterFinished != nil {
+		t.Error("the Job vanishes when it has ended, so the next apply takes the GPU once more")
+	}
 	for _, taint := range []string{corev1.TaintNodeNotReady, corev1.TaintNodeUnreachable} {
 		if !slices.ContainsFunc(pod.Tolerations, func(l corev1.Toleration) bool { return l.Key == taint && *l.TolerationSeconds <= 30 }) {
 			t.Errorf("the pod stays more than 30 s on a node that is %s", taint)
@@ -61,7 +64,7 @@ func TestTheGuardAlwaysStartsAgain(t *testing.T) {
 
 // The names in the role are those in the guard's args, and no rule gives more than the guard uses.
 func TestTheGuardHasTheRightsThatItNeeds(t *testing.T) {
-	names, objects := borrowed(t), read(t, "borrow/rbac.yaml")
+	names, objects := borrowed(t), read(t, "rights/rbac.yaml")
 	if names.Job != theJob(t).Name {
 		t.Errorf("the guard starts Job %s, the study's is %s", names.Job, theJob(t).Name)
 	}

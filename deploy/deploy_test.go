@@ -150,9 +150,14 @@ func TestKustomizationsListEveryManifest(t *testing.T) {
 	for _, name := range v.Resources {
 		listed = append(listed, "volumes/"+name)
 	}
-	listed = append(listed, "borrow/kustomization.yaml")
-	for _, name := range readKustomization(t, "borrow/kustomization.yaml").Resources {
-		listed = append(listed, "borrow/"+name)
+	for _, dir := range []string{"borrow/", "rights/"} {
+		listed = append(listed, dir+"kustomization.yaml")
+		for _, name := range readKustomization(t, dir+"kustomization.yaml").Resources {
+			listed = append(listed, dir+name)
+		}
+	}
+	if r := readKustomization(t, "rights/kustomization.yaml"); r.Namespace != k.Namespace {
+		t.Errorf("the Job is in namespace %q, the guard's rights in %q", k.Namespace, r.Namespace)
 	}
 	var files []string
 	must(t, fs.WalkDir(Manifests, ".", func(path string, d fs.DirEntry, err error) error {

@@ -33,6 +33,7 @@ Example:
 			&cli.StringFlag{Name: "container", Usage: "`name` of its container that serves"},
 			&cli.StringFlag{Name: "job", Usage: "`name` of the study's Job, created with suspend: true"},
 			namespaceFlag("of all three"),
+			&cli.DurationFlag{Name: "study-timeout", Value: time.Hour, Usage: "give the GPU back if no pod of the study has run for this `time`"},
 			&cli.DurationFlag{Name: "drain-timeout", Value: 15 * time.Minute, Usage: "give the GPU back if the Deployment's pods have not ended after this `time`"},
 		},
 		Action: func(c *cli.Context) error {
@@ -75,7 +76,7 @@ func restoreCommand() *cli.Command {
 		Description: `Gives the Deployment its replicas back at once, as the ConfigMap
 tuner-restore-DEPLOYMENT has them, and ends the study, which can be resumed.
 It needs neither the guard nor the study, but the rights of the guard, which
-are in deploy/borrow/rbac.yaml.
+are in deploy/rights/rbac.yaml.
 
 Example:
   tuner restore vllm --namespace team-a`,
@@ -144,8 +145,10 @@ func guardOf(c *cli.Context) (s guard.Settings, n cluster.Names, err error) {
 		return s, n, usage("tuner guard takes no argument, but got %q", c.Args().First())
 	}
 	const longest = 24 * time.Hour
-	if t := c.Duration("drain-timeout"); t <= 0 || t > longest {
-		return s, n, usage("--drain-timeout %s: write a time such as 15m, at most %s", t, longest)
+	for _, flag := range []string{"drain-timeout", "study-timeout"} {
+		if t := c.Duration(flag); t <= 0 || t > longest {
+			return s, n, usage("--%s %s: write a time such as 15m, at most %s", flag, t, longest)
+		}
 	}
 	names := map[string]string{}
 	for _, flag := range []string{"deployment", "container", "job"} {
@@ -157,7 +160,7 @@ func guardOf(c *cli.Context) (s guard.Settings, n cluster.Names, err error) {
 		return s, n, err
 	}
 	n = cluster.Names{Namespace: c.String("namespace"), Deployment: c.String("deployment"), Container: c.String("container"), Job: c.String("job")}
-	return guard.Settings{Study: n.Job, Container: n.Container, DrainTimeout: c.Duration("drain-timeout")}, n, nil
+	return guard.Settings{Study: n.Job, Container: n.Container, DrainTimeout: c.Duration("drain-timeout"), StudyTimeout: c.Duration("study-timeout")}, n, nil
 }
 
 // guardError gives an error of the guard its exit code: 2 if no retry helps. In a pod, the guard of a loan that is over ends

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
@@ -167,7 +168,8 @@ func (c *Cluster) readJob(ctx context.Context) (guard.Job, error) {
 	if err != nil {
 		return guard.Job{}, err
 	}
-	job := guard.Job{State: guard.Missing, Outcome: guard.Outcome(j.Annotations[outcomeAnnotation]), Alive: len(of)}
+	runs := slices.ContainsFunc(of, func(p corev1.Pod) bool { return p.Status.Phase == corev1.PodRunning && p.DeletionTimestamp == nil })
+	job := guard.Job{State: guard.Missing, Outcome: guard.Outcome(j.Annotations[outcomeAnnotation]), Runs: runs}
 	if !found {
 		return job, nil
 	}

@@ -43,6 +43,7 @@ type Settings struct {
 	Container      string        // of the Deployment, the container that serves
 	StopReason     string        // why the guard gives the GPU back if it is told to end; "" means that it was told to
 	DrainTimeout   time.Duration // how long production's pods may take to end
+	StudyTimeout   time.Duration // how long the study may be without a pod that runs
 	RolloutTimeout time.Duration // how long production may take to run with the winning args
 }
 
@@ -52,8 +53,15 @@ type Winner struct {
 	Refused string // why they are not applied, such as a snapshot that contradicts the pod's message; "" if they are
 }
 
-// maxResisted is how often the guard takes production down again after a controller has scaled it up.
-const maxResisted = 3
+const (
+	// maxResisted is how often the guard takes production down again after a controller has scaled it up.
+	maxResisted = 3
+	// maxStarts is how often the guard starts a study that somebody else suspends, as `kubectl apply -k` does.
+	maxStarts = 4
+	// fresh is how old a record may be when production is scaled down. Otherwise its time is set anew: production's pods have
+	// their whole time to end.
+	fresh = time.Minute
+)
 
 // decide returns the next step. It depends on its arguments alone. stop says that the guard was told to end: production gets
 // its GPU back at once. winner is nil if production keeps its own args.
@@ -82,7 +90,7 @@ func decide(v View, s Settings, now time.Time, stop bool, winner *Winner) step {
 type HeldError struct{ Record Record }
 
 func (e *HeldError) Error() string {
-	return fmt.Sprintf("study %s has borrowed this Deployment since %s; wait for its end", e.Record.Study, e.Record.Since.Format(time.RFC3339))
+	return fmt.Sprintf("study %s has borrowed this Deployment since %s; wait for its end; if its Job and its guard are gone, run tuner restore", e.Record.Study, e.Record.Since.Format(time.RFC3339))
 }
 
 // Is makes the error an ErrHeld.
@@ -93,6 +101,9 @@ func (*HeldError) Is(target error) bool { return target == ErrHeld }
 func begin(v View, s Settings, now time.Time, stop bool) step {
 	d, j := v.Deployment, v.Job
 	switch {
+	case lateScale(d, j):
+		again := j.Loan.in(Returning, now, strings.TrimPrefix(string(j.Outcome), Returned+": "))
+		return step{verb: createRecord, why: "production was scaled to 0 after the GPU had been given back", record: again}
 	case j.Outcome.Is(Applied):
 		return step{verb: end, why: string(j.Outcome)}
 	case j.Outcome != "":
@@ -105,6 +116,8 @@ func begin(v View, s Settings, now time.Time, stop bool) step {
 		return step{verb: end, err: ErrStudyFailed}
 	case j.State == Missing:
 		return step{verb: end, err: ErrNoStudy}
+	case j.Loan != nil && (d == nil || d.UID != j.Loan.Deployment): // Kubernetes deletes the record with its Deployment
+		return studyAlone(j, stop)
 	case stop:
 		return step{verb: end, err: ErrStopped}
 	case d == nil:
@@ -132,16 +145,29 @@ func lostRecord(d *Deployment, j Job) bool {
 
 // withoutDeployment follows a loan whose Deployment was deleted. The study goes on, and nothing is owed.
 func withoutDeployment(v View, stop bool) step {
-	const why = "the Deployment was deleted, so nothing is owed"
+	if v.Record.Phase != Tuning || v.Job.over() || v.Job.Outcome != "" {
+		return step{verb: deleteRecord, why: noDeployment}
+	}
+	return studyAlone(v.Job, stop)
+}
+
+const noDeployment = "the Deployment was deleted, so nothing is owed"
+
+// studyAlone lets a study go on that has borrowed from a Deployment that was deleted.
+func studyAlone(j Job, stop bool) step {
 	switch {
-	case v.Record.Phase != Tuning, v.Job.over(), v.Job.Outcome != "":
-		return step{verb: deleteRecord, why: why}
 	case stop:
 		return step{verb: end, err: ErrStopped}
-	case v.Job.State == Suspended:
-		return step{verb: resumeStudy, why: why}
+	case j.State == Suspended:
+		return step{verb: resumeStudy, why: noDeployment}
 	}
-	return step{verb: look, why: why}
+	return step{verb: look, why: noDeployment}
+}
+
+// lateScale reports whether a scale-down by a guard took effect after another guard, or tuner restore, had ended the loan. A
+// guard may be stopped between its look and its call for any time.
+func lateScale(d *Deployment, j Job) bool {
+	return d != nil && d.Replicas == 0 && j.Outcome.Is(Returned) && j.Loan != nil && d.UID == j.Loan.Deployment && d.Generation == j.Loan.Generation+1
 }
 
 // tune takes production down, lets the study run, and gives the GPU back.
@@ -156,6 +182,8 @@ func tune(v View, s Settings, now time.Time, stop bool, winner *Winner) step {
 		return step{verb: noteLoan, record: r}
 	case stop:
 		return early(cmp.Or(s.StopReason, "the guard was told to end"))
+	case j.Outcome != "":
+		return early("another guard had given the GPU back")
 	case scaledUp && !isController(d.ScaledBy):
 		return early(fmt.Sprintf("%s scaled production to %d", cmp.Or(d.ScaledBy, "somebody"), d.Replicas))
 	case scaledUp && r.Resisted >= maxResisted:
@@ -164,16 +192,47 @@ func tune(v View, s Settings, now time.Time, stop bool, winner *Winner) step {
 		next := r
 		next.Resisted, next.Generation, next.Since = r.Resisted+1, d.Generation, now
 		return step{verb: updateRecord, why: d.ScaledBy + " has scaled production up", record: next}
+	case d.Replicas != 0 && now.Sub(r.Since) > fresh:
+		next := r
+		next.Since = now
+		return step{verb: updateRecord, why: "takes the GPU", record: next}
 	case d.Replicas != 0:
 		return step{verb: scale, why: "takes the GPU", replicas: 0}
 	case d.Alive > 0 && j.State == Suspended && now.Sub(r.Since) > s.DrainTimeout:
 		return early("production's pods did not end within " + render.Took(s.DrainTimeout))
 	case d.Alive > 0 && j.State == Suspended:
 		return step{verb: look, why: "production's pods end: " + render.Count(d.Alive, "pod") + " left"}
-	case j.State == Suspended:
+	case j.State == Suspended && r.Starting && now.Sub(r.Waiting) > s.StudyTimeout:
+		return early("somebody suspended the study each time for " + render.Took(s.StudyTimeout))
+	case j.State == Suspended && r.Starting:
 		return step{verb: resumeStudy, why: "production's pods have ended"}
+	case j.State == Suspended && r.Started >= maxStarts:
+		return early(fmt.Sprintf("somebody suspended the study %d times", r.Started))
+	case j.State == Suspended:
+		next := r
+		next.Starting, next.Started, next.Waiting = true, r.Started+1, now
+		return step{verb: updateRecord, why: "production's pods have ended", record: next}
 	}
-	return step{verb: look, why: "the study runs"}
+	return whileStudy(v, s, now, early)
+}
+
+// whileStudy watches the study. Without a pod that runs, production would be down for nothing.
+func whileStudy(v View, s Settings, now time.Time, early func(string) step) step {
+	r, j := *v.Record, v.Job
+	next := r
+	switch {
+	case j.Runs && (r.Starting || !r.Waiting.IsZero()):
+		next.Starting, next.Waiting = false, time.Time{}
+		return step{verb: updateRecord, why: "the study runs", record: next}
+	case j.Runs:
+		return step{verb: look, why: "the study runs"}
+	case r.Waiting.IsZero():
+		next.Waiting = now
+		return step{verb: updateRecord, why: "the study waits for its pod", record: next}
+	case now.Sub(r.Waiting) > s.StudyTimeout:
+		return early("no pod of the study ran for " + render.Took(s.StudyTimeout))
+	}
+	return step{verb: look, why: "the study waits for its pod"}
 }
 
 // afterStudy gives the GPU back when the study needs it no longer, with the winning args if they are wanted.

@@ -37,13 +37,13 @@ const (
 	mostPause = 10 * time.Second // between two tries if the cluster does not answer
 	// patience is how long the guard tries to read the winning args before production keeps its own.
 	patience = time.Minute
-	// callTimeout is how long one call of the API may take.
+	// callTimeout is how long a View, or one call that changes something, may take.
 	callTimeout = 15 * time.Second
 )
 
 // Run keeps the loan until nothing is owed to production. It may be killed at any time: the next Run goes on. The error says
 // what was not done as asked; nil means that all was. Run does not give up while the cluster does not answer, because nobody
-// else gives the GPU back. It ends without giving it back only if ctx ends, or if it has no right to do so.
+// else gives the GPU back, nor if it has no right to a call while the GPU is owed.
 func (g *Guard) Run(ctx context.Context) error {
 	keeper := keeper{Guard: g}
 	last := look // the last verb: the same one twice in a row has had no effect
@@ -52,7 +52,7 @@ func (g *Guard) Run(ctx context.Context) error {
 		switch {
 		case ctx.Err() != nil:
 			return context.Cause(ctx)
-		case errors.Is(err, ErrForbidden):
+		case errors.Is(err, ErrForbidden) && !keeper.owes:
 			return err
 		case errors.Is(err, ErrConflict):
 			failed = 0 // somebody was quicker, so look again
@@ -77,23 +77,23 @@ type keeper struct {
 	*Guard
 	said    string
 	stopped bool
+	owes    bool // whether the last View had a record
 	winner  *Winner
 	asked   time.Time // when the winner was asked for first
 }
 
 // step looks at the cluster, and does the next thing.
 func (k *keeper) step(ctx context.Context) (step, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
 	select {
 	case <-k.Stop:
 		k.stopped = true
 	default:
 	}
-	view, err := k.Cluster.View(ctx)
+	view, err := k.view(ctx)
 	if err != nil {
 		return step{}, err
 	}
+	k.owes = view.Record != nil
 	if err := k.ask(ctx, view); err != nil {
 		return step{verb: look}, err
 	}
@@ -111,6 +111,8 @@ func (k *keeper) ask(ctx context.Context, v View) error {
 	if k.asked.IsZero() {
 		k.asked = time.Now()
 	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	w, err := k.Winner(ctx)
 	switch {
 	case err == nil:
@@ -123,7 +125,15 @@ func (k *keeper) ask(ctx context.Context, v View) error {
 	return nil
 }
 
+func (k *keeper) view(ctx context.Context) (View, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	return k.Cluster.View(ctx)
+}
+
 func (k *keeper) do(ctx context.Context, s step) error {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
 	switch s.verb {
 	case createRecord:
 		return k.Cluster.CreateRecord(ctx, s.record)

@@ -31,6 +31,14 @@ func scaledBy(who string, replicas int32) func(*shop) {
 	return func(s *shop) { s.scaleBy(who, replicas) }
 }
 
+// suspend does to the study's Job what `kubectl apply -k` does.
+func suspend(s *shop) {
+	s.job.State = Suspended
+	if s.studyPod {
+		s.podEnds = time.Now().Add(ends)
+	}
+}
+
 func TestOthersMayInterfere(t *testing.T) {
 	user := []string{"--max-num-seqs", "64"}
 	for _, row := range []struct {
@@ -53,6 +61,26 @@ func TestOthersMayInterfere(t *testing.T) {
 		{"the args change", once(30*time.Second, func(s *shop) { s.deployment.Args = user; s.deployment.Generation++ }), 1, user, 1, Kept, "changed production's args"},
 		{"the args change after they were applied", once(133*time.Second, func(s *shop) { s.deployment.Args = user; s.deployment.Generation++ }), 1, user, 1, Kept, "changed production's args"},
 		{"the study's Job is deleted", once(30*time.Second, func(s *shop) { s.job, s.studyPod = Job{State: Missing}, false }), 1, ownArgs, 1, "", ErrNoStudy.Error()},
+		{"somebody suspends the study once", once(40*time.Second, suspend), 1, bestArgs, 1, Applied, ""},
+		{"somebody suspends the study again and again", func(s *shop) {
+			if s.job.State == Running && s.studyPod && s.podEnds.IsZero() && time.Since(s.podBegan) > 10*time.Second {
+				suspend(s)
+				s.version++
+			}
+		}, 1, ownArgs, 1, Returned, "somebody suspended the study 4 times"},
+		{"somebody suspends the study at once", func(s *shop) {
+			if s.job.State == Running {
+				suspend(s)
+				s.version++
+			}
+		}, 1, ownArgs, 1, Returned, "somebody suspended the study each time for 5 min"},
+		{"the study's pod cannot run", func(s *shop) { s.noStudyPod = true }, 1, ownArgs, 1, Returned, "no pod of the study ran for 5 min"},
+		{"the study's pod is gone for a while", func(s *shop) {
+			s.noStudyPod = time.Since(s.begin) > 30*time.Second && time.Since(s.begin) < 2*time.Minute
+			if s.noStudyPod {
+				s.studyPod = false
+			}
+		}, 1, bestArgs, 1, Applied, ""},
 		{"the record is deleted", once(30*time.Second, func(s *shop) { s.record = nil }), 1, bestArgs, 1, Applied, ""},
 		{"the record is deleted while the pods end", once(3*time.Second, func(s *shop) { s.record = nil }), 1, bestArgs, 1, Applied, ""},
 	} {
@@ -104,7 +132,7 @@ func TestADeletedDeploymentIsOwedNothing(t *testing.T) {
 	for name, next := range map[string]*Deployment{"deleted": nil, "made anew": {UID: "d2", Replicas: 3, Args: ownArgs}} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newShop(t)
-			s.people = once(30*time.Second, func(s *shop) { s.deployment = next })
+			s.people = once(30*time.Second, func(s *shop) { s.deployment, s.record = next, nil })
 			if err := s.keep(t.Context(), Guard{Winner: best(bestArgs)}); err != nil {
 				t.Errorf("%s: the guard ends with %v", name, err)
 			}
@@ -139,13 +167,49 @@ func TestTheGuardTouchesNothingOfOthers(t *testing.T) {
 	}
 }
 
-// A call without permission ends the guard at once.
-func TestAMissingRightEndsTheGuard(t *testing.T) {
+// A guard without a right ends while it owes nothing. While it does, it tries again, until somebody grants the right.
+func TestAMissingRight(t *testing.T) {
+	forbidden := fmt.Errorf("%w: add update on deployments/scale", ErrForbidden)
 	synctest.Test(t, func(t *testing.T) {
 		s := newShop(t)
-		forbidden := fmt.Errorf("%w: add update on deployments/scale", ErrForbidden)
-		if err := (&Guard{Cluster: noScale{s, forbidden}, Settings: Settings{Study: "tune-s1"}}).Run(t.Context()); !errors.Is(err, forbidden) {
+		s.people = func(*shop) {}
+		err := (&Guard{Cluster: noRecord{s, forbidden}, Settings: Settings{Study: "tune-s1"}}).Run(t.Context())
+		if !errors.Is(err, forbidden) || s.version != 0 {
+			t.Errorf("the guard ends with %v, and has changed %d objects", err, s.version)
+		}
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s, until := newShop(t), time.Now().Add(20*time.Minute)
+		guard := Guard{Cluster: noScale{s, forbidden, until}, Settings: Settings{Study: "tune-s1", DrainTimeout: time.Minute, StudyTimeout: time.Hour}}
+		if err := guard.Run(t.Context()); err != nil || time.Now().Before(until) {
 			t.Errorf("the guard ends with %v", err)
+		}
+		if wrong := s.settled(loans[0]); wrong != "" {
+			t.Error(wrong)
+		}
+	})
+}
+
+// A scale-down that takes effect after the loan has ended is undone: its guard was stopped between its look and its call.
+func TestALateScaleDownIsUndone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, stop := newShop(t), make(chan struct{})
+		s.fault = func(_ int, name string) fault {
+			if name == "scale to 0" {
+				return refused
+			}
+			return none
+		}
+		time.AfterFunc(5*time.Second, func() { close(stop) })
+		if err := s.keep(t.Context(), Guard{Stop: stop}); err == nil || s.record != nil {
+			t.Fatalf("the loan ends with %v, record %+v", err, s.record)
+		}
+		s.scaleBy("", 0)
+		s.fault = nil
+		_ = s.keep(t.Context(), Guard{})
+		s.wait(crashes)
+		if s.deployment.Replicas != 1 || s.record != nil || !s.rollout().Done {
+			t.Errorf("production %+v, record %+v", s.deployment, s.record)
 		}
 	})
 }

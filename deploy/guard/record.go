@@ -35,6 +35,9 @@ type Record struct {
 	Why        string    `json:"why,omitempty"`      // why the phase began
 	Generation int64     `json:"generation"`         // of the Deployment, before the guard scaled it down. If it has replicas at another one, somebody has scaled it up
 	Resisted   int       `json:"resisted,omitempty"` // how often a controller scaled production up, and the guard took it down again
+	Starting   bool      `json:"starting,omitempty"` // whether the guard is about to start the study; false once it was seen to run
+	Started    int       `json:"started,omitempty"`  // how often the guard started the study
+	Waiting    time.Time `json:"waiting,omitzero"`   // since when no pod of the study runs; zero if one does
 }
 
 // recordVersion is the version of the format of a Record.
@@ -83,13 +86,12 @@ type Job struct {
 	State   JobState
 	Loan    *Record // a copy of the record as its phase Tuning or Verifying began, in case somebody deletes it; nil before
 	Outcome Outcome // how the loan ended, once the guard has noted it; "" before
-	Alive   int     // pods that have not ended
+	Runs    bool    // whether one of its pods runs, and was not told to end
 }
 
-// over reports whether the study needs the GPU no longer.
-func (j Job) over() bool {
-	return j.Alive == 0 && (j.State == Complete || j.State == Failed || j.State == Missing)
-}
+// over reports whether the study needs the GPU no longer. A pod of it may still end: the scheduler lets production wait for
+// the GPU until then.
+func (j Job) over() bool { return j.State == Complete || j.State == Failed || j.State == Missing }
 
 // An Outcome says how a loan ended: a word, a colon and the reason. The guard notes it on the study's Job before it deletes
 // the record, so a guard that starts again later still knows it.
@@ -127,9 +129,9 @@ var (
 var (
 	ErrNoDeployment    = errors.New("there is no such Deployment")
 	ErrNoContainer     = errors.New("the Deployment has no container of that name")
-	ErrNothingToBorrow = errors.New("the Deployment has 0 replicas, so it has no GPU to borrow; give the study a GPU with --without-borrow")
+	ErrNothingToBorrow = errors.New("the Deployment has 0 replicas, so it has no GPU to borrow; start the study's Job without a guard")
 	ErrNoStudy         = errors.New("the study's Job is gone")
-	ErrStudyFailed     = errors.New("the study failed; production has its GPU")
+	ErrStudyFailed     = errors.New("the study failed; production has its replicas back")
 	ErrStopped         = errors.New("told to end")
 	ErrHeld            = errors.New("another study has borrowed this Deployment")
 )

@@ -20,13 +20,15 @@ type shop struct {
 	version    int           // changes with each change
 	seen       int           // version of the guard's last View
 
-	podsEnd   time.Time // when production's pods end, after a scale-down
-	podsBegan time.Time // when production's pods got the GPU; zero if they have none
-	pods      bool      // whether production's pods exist
-	studyPod  bool
-	podBegan  time.Time
-	ran       time.Duration // how long earlier pods of the study ran
-	podEnds   time.Time     // when the pod of a suspended study ends; zero if it need not
+	podsEnd    time.Time // when production's pods end, after a scale-down
+	podsBegan  time.Time // when production's pods got the GPU; zero if they have none
+	pods       bool      // whether production's pods exist
+	studyPod   bool
+	podBegan   time.Time
+	ran        time.Duration // how long earlier pods of the study ran
+	noStudyPod bool          // whether the study's pod cannot run
+	begin      time.Time
+	podEnds    time.Time // when the pod of a suspended study ends; zero if it need not
 
 	drains time.Duration // how long production's pods take to end
 	loads  time.Duration // how long production takes to be ready
@@ -67,7 +69,7 @@ var (
 
 func newShop(t *testing.T) *shop {
 	return &shop{
-		t: t, deployment: &Deployment{UID: "d1", Serves: true, Replicas: 1, Args: ownArgs, ScaledBy: "kubectl-client-side-apply"},
+		t: t, begin: time.Now(), deployment: &Deployment{UID: "d1", Serves: true, Replicas: 1, Args: ownArgs, ScaledBy: "kubectl-client-side-apply"},
 		job: Job{State: Suspended}, runFor: 2 * time.Minute, drains: 7 * time.Second, loads: 9 * time.Second, pods: true, podsBegan: time.Now().Add(-time.Hour),
 	}
 }
@@ -97,7 +99,7 @@ func (s *shop) pass() {
 			s.podsBegan = now
 		}
 	}
-	if s.job.State == Running && !s.studyPod && s.podsBegan.IsZero() {
+	if s.job.State == Running && !s.studyPod && s.podsBegan.IsZero() && !s.noStudyPod {
 		s.studyPod, s.podBegan = true, now
 	}
 }
@@ -143,9 +145,7 @@ func (s *shop) View(context.Context) (v View, err error) {
 	err = s.call("view", false, func() {
 		s.seen = s.version
 		v.Job = s.job
-		if s.studyPod {
-			v.Job.Alive = 1
-		}
+		v.Job.Runs = s.studyPod && s.podEnds.IsZero()
 		if s.record != nil {
 			v.Record = new(*s.record)
 		}
@@ -250,7 +250,7 @@ func (s *shop) NoteOutcome(_ context.Context, o Outcome) error {
 
 // keep runs guards until one of them ends by itself: a killed one is followed by the next.
 func (s *shop) keep(ctx context.Context, g Guard) (err error) {
-	g.Cluster, g.Settings = s, Settings{Study: "tune-s1", DrainTimeout: time.Minute, RolloutTimeout: 10 * time.Minute}
+	g.Cluster, g.Settings = s, Settings{Study: "tune-s1", DrainTimeout: time.Minute, StudyTimeout: 5 * time.Minute, RolloutTimeout: 10 * time.Minute}
 	for alive := false; !alive; {
 		func() {
 			defer func() {
@@ -270,10 +270,24 @@ func (s *shop) keep(ctx context.Context, g Guard) (err error) {
 	return err
 }
 
-// noScale is a cluster in which the guard may not scale.
+// noScale is a cluster in which the guard may not scale until some time.
 type noScale struct {
+	*shop
+	err   error
+	until time.Time
+}
+
+func (n noScale) Scale(ctx context.Context, replicas int32) error {
+	if time.Now().Before(n.until) {
+		return n.err
+	}
+	return n.shop.Scale(ctx, replicas)
+}
+
+// noRecord is a cluster in which the guard may not create a record.
+type noRecord struct {
 	*shop
 	err error
 }
 
-func (n noScale) Scale(context.Context, int32) error { return n.err }
+func (n noRecord) CreateRecord(context.Context, Record) error { return n.err }

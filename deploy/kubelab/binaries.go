@@ -95,7 +95,7 @@ func buildNodeAgent(ctx context.Context, dir, path string) error {
 	if err := haveModules(ctx, dir, "./nodeagent"); err != nil {
 		return err
 	}
-	if _, err := run(ctx, dir, "go", "build", "-race", "-trimpath", "-ldflags", "-s -w", "-o", path, "./nodeagent"); err != nil {
+	if _, err := run(ctx, dir, "go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path, "./nodeagent"); err != nil {
 		return err
 	}
 	scratch, err := os.MkdirTemp("", "kubelab")

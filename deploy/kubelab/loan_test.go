@@ -81,6 +81,7 @@ func TestLoan(t *testing.T) {
 			"gives the GPU back":                 testLoanEnds,
 			"survives kills of its guard":        testLoanSurvivesKills,
 			"ends with its guard":                testLoanEndsWithItsGuard,
+			"ends with its manifests":            testLoanEndsWithItsManifests,
 			"obeys somebody who scales up":       testLoanObeys,
 			"is restored without guard or study": testLoanIsRestored,
 		} {
@@ -104,8 +105,9 @@ func (r *loanRig) borrow(t *testing.T, namespace string) loan {
 	l.makeNamespace(t, r.Cluster)
 	r.Apply(t, l.namespace, []byte(strings.ReplaceAll(production, "PRODUCT", l.product)))
 	l.waitForProduction(t, 1)
-	for _, dir := range []string{filepath.Join(l.dir, "volumes"), l.dir} {
-		r.Kubectl(t, "apply", "--validate=strict", "--warnings-as-errors", "-k", dir)
+	l.change(t, "rights/kustomization.yaml", "namespace: default", "namespace: "+l.namespace)
+	for _, dir := range []string{"volumes", "rights", "."} {
+		r.Kubectl(t, "apply", "--validate=strict", "--warnings-as-errors", "-k", filepath.Join(l.dir, dir))
 	}
 	return l
 }
@@ -228,7 +230,10 @@ func testLoanSurvivesKills(t *testing.T, l loan) {
 	if n, err := strconv.Atoi(os.Getenv("KUBE_KILLS")); err == nil {
 		most = n
 	}
-	for !l.over(t) {
+	for end := time.Now().Add(4 * time.Minute); !l.over(t); {
+		if time.Now().After(end) {
+			t.Fatalf("after %d kills the loan is not over within 4 minutes", kills)
+		}
 		if p, err := l.guardPod(t.Context()); kills < most && err == nil && p != nil && l.guards.TrySignal(p, "tuner", syscall.SIGKILL) == nil {
 			kills++
 		}
@@ -252,6 +257,14 @@ func testLoanEndsWithItsGuard(t *testing.T, l loan) {
 		t.Errorf("the guard is gone after %s, and production has %d replicas", time.Since(begin), *d.Spec.Replicas)
 	}
 	l.returned(t, "the guard was told to end", 1)
+}
+
+// testLoanEndsWithItsManifests deletes all that was applied, but the rights and the volumes.
+func testLoanEndsWithItsManifests(t *testing.T, l loan) {
+	waitForTrial(t, l.Cluster, l.site)
+	l.Kubectl(t, "delete", "-k", l.dir, "--wait=false")
+	l.waitForNoRecord(t)
+	l.waitForProduction(t, 1)
 }
 
 // returned checks that the study was ended early, with a reason, and that production has its GPU.

@@ -81,7 +81,7 @@ func TestStudyJob(t *testing.T) {
 }
 
 // studyLimit is how long a study may take. On two idle cores it takes half a minute, with its restarts.
-const studyLimit = 1 * time.Minute
+const studyLimit = 4 * time.Minute
 
 func testJobCompletes(t *testing.T, c *Cluster, s site, _ *Node) {
 	job := waitForJob(t, c, s)

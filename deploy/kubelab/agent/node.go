@@ -7,6 +7,7 @@ import (
 	"maps"
 	"os"
 	"runtime"
+	"sync"
 	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -26,10 +27,16 @@ type node struct {
 	port int32 // of the server for logs and commands
 	uid  types.UID
 	down chan struct{} // closed when the machine shuts down
+
+	mu    sync.Mutex // held while the status is posted, so that a heartbeat does not undo notReady
+	ready corev1.NodeCondition
 }
 
 func newNode(a *Agent, port int32) *node {
-	return &node{Agent: a, port: port, down: make(chan struct{})}
+	return &node{
+		Agent: a, port: port, down: make(chan struct{}),
+		ready: readiness(corev1.ConditionTrue, "KubeletReady", "the agent posts ready status"),
+	}
 }
 
 // readiness returns the condition Ready, as it becomes now.
@@ -66,6 +73,8 @@ func (n *node) register(ctx context.Context) error {
 
 // post writes the node's status.
 func (n *node) post(ctx context.Context) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
 	cpu, err := resource.ParseQuantity(n.CPU)
 	if err != nil {
 		return fmt.Errorf("CPU %s: %w", n.CPU, err)
@@ -74,6 +83,7 @@ func (n *node) post(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("memory %s: %w", n.Memory, err)
 	}
+	n.ready.LastHeartbeatTime, n.ready.LastTransitionTime = metav1.Now(), metav1.Now() // it is posted only when it changes
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return err
@@ -82,9 +92,9 @@ func (n *node) post(ctx context.Context) error {
 		corev1.ResourceCPU: cpu, corev1.ResourceMemory: memory, gpu: *resource.NewQuantity(int64(n.GPUs), resource.DecimalSI),
 		corev1.ResourcePods: resource.MustParse("110"), corev1.ResourceEphemeralStorage: resource.MustParse("100Gi"),
 	}
-	return n.patch(ctx, corev1.NodeStatus{
+	status := corev1.NodeStatus{
 		Capacity: offer, Allocatable: offer,
-		Conditions: []corev1.NodeCondition{readiness(corev1.ConditionTrue, "KubeletReady", "the agent posts ready status")},
+		Conditions: []corev1.NodeCondition{n.ready},
 		Addresses: []corev1.NodeAddress{
 			{Type: corev1.NodeInternalIP, Address: n.ip}, {Type: corev1.NodeHostName, Address: n.Node},
 			{Type: corev1.NodeInternalDNS, Address: "localhost"}, // where the API server finds the agent
@@ -94,10 +104,7 @@ func (n *node) post(ctx context.Context) error {
 			BootID: string(boot[:len(boot)-1]), KubeletVersion: "v1.36.3-kubelab", ContainerRuntimeVersion: "kubelab://1",
 			OperatingSystem: runtime.GOOS, Architecture: runtime.GOARCH,
 		},
-	})
-}
-
-func (n *node) patch(ctx context.Context, status corev1.NodeStatus) error {
+	}
 	body, err := json.Marshal(map[string]any{"status": status})
 	if err != nil {
 		return err
@@ -152,7 +159,7 @@ func (n *node) renew(ctx context.Context) error {
 		return err
 	}
 	for _, c := range node.Status.Conditions {
-		if c.Type == corev1.NodeReady && c.Status != corev1.ConditionTrue {
+		if c.Type == corev1.NodeReady && c.Status == corev1.ConditionUnknown {
 			return n.post(ctx)
 		}
 	}
@@ -162,6 +169,8 @@ func (n *node) renew(ctx context.Context) error {
 // notReady ends the heartbeats and says why.
 func (n *node) notReady(ctx context.Context, message string) error {
 	close(n.down)
-	ready := readiness(corev1.ConditionFalse, "KubeletNotReady", message)
-	return n.patch(ctx, corev1.NodeStatus{Conditions: []corev1.NodeCondition{ready}})
+	n.mu.Lock()
+	n.ready = readiness(corev1.ConditionFalse, "KubeletNotReady", message)
+	n.mu.Unlock()
+	return n.post(ctx)
 }
