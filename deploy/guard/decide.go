@@ -246,8 +246,8 @@ func afterStudy(v View, now time.Time, winner *Winner) step {
 		return step{verb: updateRecord, why: "the study is complete: its best args are applied", record: next}
 	case d.Replicas == 0:
 		return step{verb: scale, why: "gives the GPU back", replicas: r.Replicas}
-	case wanted && j.Outcome == "":
-		return step{verb: noteOutcome, outcome: outcome(Kept, whyKept(*winner, r, d))}
+	case wanted:
+		return conclude(v, outcome(Kept, whyKept(*winner, r, d)))
 	}
 	return step{verb: deleteRecord, why: "production has its GPU"}
 }

@@ -72,7 +72,7 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 }
 
-// A keeper is a Run with what it remembers. Nothing depends on its memory but what it says, and how often it asks.
+// A keeper is a Run with what it remembers. A Run that follows it needs none of that.
 type keeper struct {
 	*Guard
 	said    string

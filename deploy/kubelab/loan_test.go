@@ -15,7 +15,6 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -156,23 +155,13 @@ func (l loan) waitForNoRecord(t *testing.T) {
 
 // guardPod returns the pod of the guard that runs, or nil.
 func (l loan) guardPod(ctx context.Context) (*corev1.Pod, error) {
-	pods, err := l.Client.CoreV1().Pods(l.namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + guardName})
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range pods.Items {
+	pods, err := podsOf(ctx, l.Cluster, l.site, guardName)
+	for _, p := range pods {
 		if s := p.Status.ContainerStatuses; p.DeletionTimestamp == nil && len(s) == 1 && s[0].State.Running != nil {
 			return &p, nil
 		}
 	}
-	return nil, nil
-}
-
-func (l loan) job(t *testing.T, name string) *batchv1.Job {
-	t.Helper()
-	job, err := l.Client.BatchV1().Jobs(l.namespace).Get(t.Context(), name, metav1.GetOptions{})
-	must(t, err)
-	return job
+	return nil, err
 }
 
 // downs counts how often production was scaled down, by the Deployment controller's own record of it.
@@ -211,7 +200,7 @@ func (l loan) ended(t *testing.T) {
 func (l loan) over(t *testing.T) bool {
 	t.Helper()
 	_, err := l.Client.CoreV1().ConfigMaps(l.namespace).Get(t.Context(), recordName, metav1.GetOptions{})
-	return apierrors.IsNotFound(err) && l.job(t, jobName).Status.Succeeded == 1
+	return apierrors.IsNotFound(err) && jobOf(t, l.Cluster, l.site).Status.Succeeded == 1
 }
 
 // tuner runs a command of the tuner as an administrator of the cluster.
@@ -272,7 +261,7 @@ func (l loan) returned(t *testing.T, why string, replicas int32) {
 	t.Helper()
 	l.waitForNoRecord(t)
 	l.waitForProduction(t, replicas)
-	study := l.job(t, jobName)
+	study := jobOf(t, l.Cluster, l.site)
 	if got := study.Annotations["tuner.dev/outcome"]; got != "returned: "+why || !*study.Spec.Suspend {
 		t.Errorf("the study is suspended: %v, with the outcome %q, want %q", *study.Spec.Suspend, got, why)
 	}

@@ -81,9 +81,9 @@ func TestPlainJob(t *testing.T) {
 	})
 }
 
-// podsOf returns the pods of the study's Job, those that end too.
-func podsOf(ctx context.Context, c *Cluster, s site) ([]corev1.Pod, error) {
-	pods, err := c.Client.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + jobName})
+// podsOf returns the pods of a Job, those that end too.
+func podsOf(ctx context.Context, c *Cluster, s site, job string) ([]corev1.Pod, error) {
+	pods, err := c.Client.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + job})
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func jobOf(t *testing.T, c *Cluster, s site) *batchv1.Job {
 func waitForEnd(t *testing.T, c *Cluster, s site) (ended *corev1.ContainerStateTerminated) {
 	t.Helper()
 	c.Wait(t, studyLimit, "the end of a pod", func(ctx context.Context) error {
-		pods, err := podsOf(ctx, c, s)
+		pods, err := podsOf(ctx, c, s, jobName)
 		for _, p := range pods {
 			for _, status := range p.Status.ContainerStatuses {
 				if ended = status.State.Terminated; ended != nil {
@@ -118,7 +118,7 @@ func waitForEnd(t *testing.T, c *Cluster, s site) (ended *corev1.ContainerStateT
 func waitForLog(t *testing.T, c *Cluster, s site, not *corev1.Pod, text string) (found *corev1.Pod) {
 	t.Helper()
 	c.Wait(t, studyLimit, fmt.Sprintf("a pod that says %q", text), func(ctx context.Context) error {
-		pods, err := podsOf(ctx, c, s)
+		pods, err := podsOf(ctx, c, s, jobName)
 		for i, p := range pods {
 			if (not == nil || p.UID != not.UID) && p.Spec.NodeName != "" && strings.Contains(c.PodLog(t, &p, "tuner"), text) {
 				found = &pods[i]

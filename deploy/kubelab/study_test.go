@@ -133,14 +133,14 @@ func waitForTrial(t *testing.T, c *Cluster, s site) *corev1.Pod {
 	t.Helper()
 	var found *corev1.Pod
 	c.Wait(t, studyLimit, "the first trial", func(ctx context.Context) error {
-		pods, err := c.Client.CoreV1().Pods(s.namespace).List(ctx, metav1.ListOptions{LabelSelector: batchv1.JobNameLabel + "=" + jobName})
+		pods, err := podsOf(ctx, c, s, jobName)
 		if err != nil {
 			return err
 		}
-		if len(pods.Items) == 0 {
+		if len(pods) == 0 {
 			return errors.New("the Job has no pod")
 		}
-		found = &pods.Items[0]
+		found = &pods[0]
 		log := c.PodLog(t, found, "tuner")
 		if !strings.Contains(log, "\ntrial  0") {
 			return fmt.Errorf("the pod is %s and says:\n%s", found.Status.Phase, log)
